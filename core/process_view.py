@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from weft.core.class_rows import Branch, known
 from weft.core.prediction import Tier
 from weft.core.tables import Cell, Table, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from weft.core.accounts import Account
     from weft.core.class_rows import ClassRow
     from weft.core.prediction import ForecastRow
     from weft.core.process_rows import ProgramRow
     from weft.core.process_table import ProcessTable
 
+Row = TypeVar("Row")
+_Columns = dict[str, Callable[[Row], str | Cell]]  # what each column says of a row, by its heading
+
 MOST_PROGRAMS: Final = 50
-_HEADINGS: Final = (
-    "program",
-    "threads",
-    "calls",
-    "tokens\nin/out",
-    "service\ns",
-    "wait\ns",
-    "tools\ns",
-    "preempt.",
-    "took\ns",
-    "state",
-)
 _STATE_STYLES: Final = {
     "finished": "green",
     "failed": "red",
@@ -64,27 +54,33 @@ def programs(table: ProcessTable) -> Table:
     rows = [*table, *table.ended()]  # those that have ended, the newest first
     shown = sorted(rows[:MOST_PROGRAMS], key=lambda row: row.start_s)
     title = "process table" + (f": {len(shown)} of {len(rows)} programs" if len(shown) < len(rows) else "")
-    # The name is narrow, so that the table fits a terminal of 80 columns.
-    headings: tuple[str, ...] = _HEADINGS
-    cells = [_cells(row) for row in shown]
+    columns: _Columns[ProgramRow] = {
+        "program": lambda row: row.info.name,
+        "threads": lambda row: str(row.thread_count),
+        "calls": lambda row: str(row.calls),
+        "tokens\nin/out": lambda row: f"{row.account.prompt_tokens}/{row.account.output_tokens}",
+        "service\ns": lambda row: seconds(row.attained.service_s),
+        "wait\ns": lambda row: seconds(row.attained.total_wait_s),
+        "tools\ns": lambda row: seconds(row.interception_s),
+        "preempt.": lambda row: str(row.account.preemptions),
+        "took\ns": lambda row: "" if math.isnan(row.end_s) else f"{row.end_s - row.start_s:.1f}",
+        "state": lambda row: state_cell(row.state) if row.in_flight or not row.tools_running else f"in {_tools(row)}",
+    }
     if len({row.info.tenant for row in shown}) > 1:
-        headings = (*headings, "tenant")
-        cells = [[*line, row.info.tenant or ""] for line, row in zip(cells, shown, strict=True)]
+        columns["tenant"] = lambda row: row.info.tenant or ""
     if any(map(_due, shown)):
-        headings = (*headings, "due")
-        cells = [[*line, _due(row)] for line, row in zip(cells, shown, strict=True)]
+        columns["due"] = _due
     if any(row.info.parent_program_id is not None for row in shown):
         names = {row.info.program_id: row.info.name for row in rows}
-        parents = (row.info.parent_program_id for row in shown)
-        around = ["" if parent is None else names.get(parent, parent) for parent in parents]
-        headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
+        columns["in"] = lambda row: names.get(row.info.parent_program_id or "", row.info.parent_program_id or "")
     below = classes(table.classes) if any(map(_says_something, table.classes)) else None
     known_names = table.forecasts()
     if any(row.tier is not Tier.COLD for row in known_names):
         below = forecasts(known_names, below)
     if any(row.account.recomputed_tokens or _copied(row.account) for row in shown):
         below = kv(shown, below)
-    return Table(title, headings, cells, frozenset(range(1, 9)), widest=13, below=below)
+    # The name is narrow, so that the table fits a terminal of 80 columns.
+    return _table(title, columns, shown, range(1, 9), widest=13, below=below)
 
 
 def _says_something(row: ClassRow) -> bool:
@@ -105,13 +101,14 @@ def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
         rows: The programs.
         below: The table to show below this one.
     """
-    accounts = [row.account for row in rows]
-    cells: list[list[str | Cell]] = [
-        [row.info.name, *map(str, (each.prompt_tokens, each.found_tokens, _copied(each), each.recomputed_tokens))]
-        for row, each in zip(rows, accounts, strict=True)
-    ]
-    headings = ("program", "tokens\nin", "found", "fetched", "again")
-    return Table("KV cache", headings, cells, frozenset(range(1, 5)), widest=13, below=below)
+    columns: _Columns[ProgramRow] = {
+        "program": lambda row: row.info.name,
+        "tokens\nin": lambda row: str(row.account.prompt_tokens),
+        "found": lambda row: str(row.account.found_tokens),
+        "fetched": lambda row: str(_copied(row.account)),
+        "again": lambda row: str(row.account.recomputed_tokens),
+    }
+    return _table("KV cache", columns, rows, range(1, 5), widest=13, below=below)
 
 
 def classes(rows: Sequence[ClassRow]) -> Table:
@@ -129,25 +126,18 @@ def classes(rows: Sequence[ClassRow]) -> Table:
     """
     shown = rows[:MOST_PROGRAMS]
     title = "classes" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")
-    headings: tuple[str, ...] = ("class", "ended", "live", "held", "median\ntokens", "p95\ntokens", "ranked by")
-    cells: list[list[str | Cell]] = [
-        [
-            row.name or "(no name)",
-            str(row.ended),
-            str(row.live),
-            str(row.held),
-            known(row.median_tokens),
-            known(row.p95_tokens),
-            row.branch.value,
-        ]
-        for row in shown
-    ]
+    columns: _Columns[ClassRow] = {
+        "class": lambda row: row.name or "(no name)",
+        "ended": lambda row: str(row.ended),
+        "live": lambda row: str(row.live),
+        "held": lambda row: str(row.held),
+        "median\ntokens": lambda row: known(row.median_tokens),
+        "p95\ntokens": lambda row: known(row.p95_tokens),
+        "ranked by": lambda row: row.branch.value,
+    }
     if any(row.tenant is not None for row in shown):
-        headings, cells = (
-            (*headings, "tenant"),
-            [[*line, row.tenant or ""] for line, row in zip(cells, shown, strict=True)],
-        )
-    return Table(title, headings, cells, frozenset(range(1, 6)))
+        columns["tenant"] = lambda row: row.tenant or ""
+    return _table(title, columns, shown, range(1, 6))
 
 
 def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
@@ -167,17 +157,14 @@ def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
     """
     shown = rows[:MOST_PROGRAMS]
     title = "forecasts" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")
-    cells: list[list[str | Cell]] = [
-        [
-            row.name or "(no name)",
-            str(row.tier),
-            str(row.ended),
-            "" if math.isnan(row.calls) else f"{row.calls:.1f}",
-            str(row.nodes),
-        ]
-        for row in shown
-    ]
-    return Table(title, ("name", "tier", "ended", "calls", "nodes"), cells, frozenset(range(2, 5)), below=below)
+    columns: _Columns[ForecastRow] = {
+        "name": lambda row: row.name or "(no name)",
+        "tier": lambda row: str(row.tier),
+        "ended": lambda row: str(row.ended),
+        "calls": lambda row: "" if math.isnan(row.calls) else f"{row.calls:.1f}",
+        "nodes": lambda row: str(row.nodes),
+    }
+    return _table(title, columns, shown, range(2, 5), below=below)
 
 
 def facts(row: ProgramRow) -> Table:
@@ -232,18 +219,14 @@ def _tools(row: ProgramRow) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _cells(row: ProgramRow) -> list[str | Cell]:
-    account = row.account
-    took_s = row.end_s - row.start_s
-    return [
-        row.info.name,
-        str(row.thread_count),
-        str(row.calls),
-        f"{account.prompt_tokens}/{account.output_tokens}",
-        seconds(row.attained.service_s),
-        seconds(row.attained.total_wait_s),
-        seconds(row.interception_s),
-        str(account.preemptions),
-        "" if math.isnan(took_s) else f"{took_s:.1f}",
-        state_cell(row.state) if row.in_flight or not row.tools_running else f"in {_tools(row)}",
-    ]
+def _table(
+    title: str,
+    columns: _Columns[Row],
+    rows: Sequence[Row],
+    numbers: range,
+    *,
+    widest: int = 24,
+    below: Table | None = None,
+) -> Table:
+    cells = [[text(row) for text in columns.values()] for row in rows]
+    return Table(title, tuple(columns), cells, frozenset(numbers), widest, below)

@@ -89,12 +89,16 @@ def plain_console() -> Console:
     return Console(highlight=False, markup=False)
 
 
-def plain_table(title: str) -> Table:
-    """A table with a title and a line below its headings, without columns."""
+def plain_table(title: str, name: str, numbers: Iterable[str]) -> Table:
+    """A table with a title and a line below its headings: a column of names, and columns of numbers."""
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column(name, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 FormatOption = Annotated[

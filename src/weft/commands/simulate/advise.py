@@ -153,10 +153,8 @@ def _print(
 ) -> None:
     console = plain_console()
     calls = sum(len(program.calls) for program in programs)
-    table = plain_table(f"{len(programs):,} programs, {calls:,} calls")
-    table.add_column("served by", overflow="fold")
-    for heading in ("mean s", "change", "p99 s", "hits", "again"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{len(programs):,} programs, {calls:,} calls"
+    table = plain_table(title, "served by", ("mean s", "change", "p99 s", "hits", "again"))
     for each in rows:
         table.add_row(
             each.way.name,

@@ -68,15 +68,12 @@ def _row(each: Score, ratio: float) -> dict[str, Any]:
 def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score]) -> None:
     few = ", too few for a p99" if len(programs) < _FEW else ""
     calls = sum(len(program.calls) for program in programs)
-    table = plain_table(f"{name}: {len(programs)} programs{few}, {calls} calls")
-    table.add_column("ratio", justify="right")
-    table.add_column("served by", overflow="fold", ratio=1)
-    for heading in ("mean s", "p99 s", "ms/token", "hits", "again"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{name}: {len(programs)} programs{few}, {calls} calls"
+    table = plain_table(title, "served by", ("ratio", "mean s", "p99 s", "ms/token", "hits", "again"))
     for each, ratio in ranked(scores):
         table.add_row(
-            f"{ratio:.2f}",
             each.rival.name,
+            f"{ratio:.2f}",
             f"{each.mean_s:.1f}",
             f"{each.p99_s:.1f}",
             f"{each.token_mean_s * 1000:.0f}",

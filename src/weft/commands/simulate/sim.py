@@ -197,10 +197,8 @@ def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: boo
         rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
         typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))
         return
-    table = plain_table(f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}")
-    table.add_column("KV policy", overflow="fold")
-    for heading in ("found", "computed", "of these again", "to Bélády"):
-        table.add_column(heading, justify="right")
+    title = f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}"
+    table = plain_table(title, "KV policy", ("found", "computed", "of these again", "to Bélády"))
     for row in [*sorted(others, key=lambda each: each.computed_tokens), best]:
         counts = (f"{row.hit_tokens / max(row.prompt_tokens, 1):.1%}", row.computed_tokens, row.recomputed_tokens)
         table.add_row(row.rule, *map(str, counts), f"{row.ratio(best):.3f}")
@@ -237,10 +235,8 @@ def _latencies(result: SimResult, unit: str) -> str:
 
 def _print(result: SimResult, unit: str) -> None:
     slowest = sorted(result.programs.items(), key=lambda each: -each[1].latency)[:_SHOWN]
-    table = plain_table("programs, the slowest first")
-    table.add_column("program", overflow="fold")
-    for heading in ("arrival", "finish", "wait", "service", "calls"):
-        table.add_column(heading, justify="right")
+    numbers = ("arrival", "finish", "wait", "service", "calls")
+    table = plain_table("programs, the slowest first", "program", numbers)
     for name, row in slowest:
         table.add_row(name, *(f"{value:.2f}" for value in row[:4]), str(row.calls))
     console = plain_console()
