@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from weft.core.accounts import Account
 from weft.core.errors import EngineClosedError, InvalidIdError, ProgramEndedError
@@ -30,6 +30,14 @@ from weft.engine.wire.call_header import CallHeader, encode_call, refuse_priorit
 END_OF_STREAM: Final = object()
 
 T = TypeVar("T")
+
+
+class CallStream(NamedTuple, Generic[T]):
+    """A call whose answer comes in parts."""
+
+    call: InFlight
+    items: AsyncGenerator[T]  # what the engine gives
+    take: Callable[[T], bool]  # notes an item in the call; whether the caller gets it
 
 
 class CallPath:
@@ -228,14 +236,27 @@ class CallPath:
             self.leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
+    def open_stream(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity
+    ) -> CallStream[dict[str, Any]]:
+        """`open` for an answer in chunks, the finishing one with the account under "weft"."""
+        call, request = self.open(body, program, identity, stream=True)
+
+        def take(chunk: dict[str, Any]) -> bool:
+            if call.recorder is not None and not call.recorder.take(chunk):
+                return False
+            call.note_answer(chunk)
+            if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                chunk["weft"] = call.report()
+            return True
+
+        return CallStream(call, call.endpoint.chat.stream(request), take)
+
     def submit_stream(
         self,
-        call: InFlight,
-        items: AsyncGenerator[T],
-        take: Callable[[T], bool],
+        opened: CallStream[T],
         deliver: Callable[[T], object],
         finish: Callable[[Any], object],
-        *,
         is_closed: Callable[[], bool] | None = None,
     ) -> Future[None]:
         """Run a call whose answer comes in parts. Cancelling the future aborts the call.
@@ -243,13 +264,12 @@ class CallPath:
         It runs in a task of its own, so that its program and its deadline can end it.
 
         Args:
-            call: The call.
-            items: What the engine gives.
-            take: Notes an item in the call. Returns whether the caller gets the item.
+            opened: The call and what the engine gives.
             deliver: Gets the items, on the engine's event loop.
             finish: Then gets END_OF_STREAM or an exception, on any thread.
             is_closed: Whether an abort means that the engine was closed. None: as the engine says.
         """
+        call, items, take = opened
 
         async def pump() -> None:
             try:
@@ -275,14 +295,10 @@ class CallPath:
         return future
 
     async def stream(
-        self,
-        call: InFlight,
-        items: AsyncGenerator[T],
-        take: Callable[[T], bool],
-        *,
-        is_closed: Callable[[], bool] | None = None,
+        self, open_stream: Callable[[], CallStream[T]], is_closed: Callable[[], bool] | None = None
     ) -> AsyncGenerator[T]:
-        """`submit_stream` for a caller with an event loop. Closing the iterator aborts the call."""
+        """`submit_stream` for a caller with an event loop. The call is opened when the caller asks for the first item;
+        closing the iterator aborts it."""
         loop = asyncio.get_running_loop()
         delivered: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -295,7 +311,7 @@ class CallPath:
             else:
                 finish(item)
 
-        future = self.submit_stream(call, items, take, deliver, finish, is_closed=is_closed)
+        future = self.submit_stream(open_stream(), deliver, finish, is_closed)
         try:
             while (item := await delivered.get()) is not END_OF_STREAM:
                 if isinstance(item, BaseException):
@@ -303,20 +319,6 @@ class CallPath:
                 yield item
         finally:
             future.cancel()
-
-    @staticmethod
-    def taker(call: InFlight) -> Callable[[dict[str, Any]], bool]:
-        """What notes the chunks of a chat completion in their call."""
-
-        def take(chunk: dict[str, Any]) -> bool:
-            if call.recorder is not None and not call.recorder.take(chunk):
-                return False
-            call.note_answer(chunk)
-            if any(choice.get("finish_reason") for choice in chunk["choices"]):
-                chunk["weft"] = call.report()
-            return True
-
-        return take
 
     def _run(self, call: InFlight, coroutine: Any) -> Future[Any]:
         """Run a call's coroutine on the engine's event loop.

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -323,27 +323,21 @@ class FrontEnd:
         finally:
             future.cancel()  # after a KeyboardInterrupt
 
-    async def chat_stream(
+    def chat_stream(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity
     ) -> AsyncGenerator[dict[str, Any]]:
         """A chat completion as OpenAI `chat.completion.chunk` objects, the finishing one with the account under "weft".
 
         Closing the iterator aborts the call in the engine; otherwise as `chat`.
         """
-        call, request = self.call_path.open(body, program, identity, stream=True)
-        items = call.endpoint.chat.stream(request)
-        async with aclosing(self.call_path.stream(call, items, self.call_path.taker(call))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self.call_path.stream(lambda: self.call_path.open_stream(body, program, identity))
 
     def chat_stream_sync(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity
     ) -> Generator[dict[str, Any]]:
         """`chat_stream` for code without an event loop."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        call, request = self.call_path.open(body, program, identity, stream=True)
-        chunks = call.endpoint.chat.stream(request)
-        future = self.call_path.submit_stream(call, chunks, self.call_path.taker(call), items.put, items.put)
+        future = self.call_path.submit_stream(self.call_path.open_stream(body, program, identity), items.put, items.put)
         try:
             while (item := items.get()) is not END_OF_STREAM:
                 if isinstance(item, BaseException):

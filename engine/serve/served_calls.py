@@ -16,6 +16,7 @@ from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.program.structure.named_threads import NamedThreads
+from weft.engine.host.call_path import CallStream
 from weft.engine.host.in_flight import InFlight
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.keys import ApiKey
@@ -114,8 +115,8 @@ class ServedCalls:
             others = {name: value for name, value in arguments.items() if name not in _OURS}
             params.extra_args = {**others, **encode_call(header)}
             kwargs["session_id"] = program.session_id
-            generated = self._llm.generate(prompt, params, request_id, **kwargs)
-            running = self._engine.call_path.stream(call, generated, _taker(call), is_closed=lambda: self.is_stopping)
+            opened = CallStream(call, self._llm.generate(prompt, params, request_id, **kwargs), _taker(call))
+            running = self._engine.call_path.stream(lambda: opened, lambda: self.is_stopping)
             try:
                 async with aclosing(running) as outputs:
                     async for output in outputs:
