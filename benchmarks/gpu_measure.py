@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 import torch
 from common import machine
-from gpu_cases import Budget, Case, describe_times, plan, speedups
+from gpu_cases import PASSED, Budget, Case, describe_times, plan, speedups
 
 if "WEFT_CSRC" in os.environ:  # then Weft is not installed, and its compiled part lies there
     import built_csrc  # noqa: F401
@@ -186,7 +186,7 @@ class Bench:
             "weft": lambda: swap(blocks, consecutive, beside_compute=case.compute).wait(),
             "weft_scattered": lambda: swap(blocks, scattered, beside_compute=case.compute).wait(),
             "kernels": lambda: by_kernels(blocks, consecutive, beside_compute=case.compute).wait(),
-            "kernels_passed": passed,
+            PASSED: passed,
             "batch": call("copy_batch", case.blocks, sides, sizes),
             "each": call("copy_each", case.blocks, sides, ctypes.c_size_t(self._bytes)),
             "index_select": gather,
@@ -325,7 +325,7 @@ def begin(gpu: Gpu, copies: ctypes.CDLL, group: list[Case], seed: int) -> tuple[
 
 def in_words(row: dict[str, Any]) -> str:
     """The speeds of one case in a line."""
-    speeds = [f"{name} {each['gb_per_s']:.2f}" for name, each in row["methods"].items()]
+    speeds = [f"{name} {each['gb_per_s']:.2f}" for name, each in row["methods"].items() if name != PASSED]
     problems = [f"{name} COPIED WRONG BYTES" for name in row["wrong"]]
     problems += [f"{name} failed: {error}" for name, error in row["errors"].items()]
     return ", ".join((["GB/s: " + ", ".join(speeds)] if speeds else []) + problems)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common import pyplot
-from gpu_cases import METHODS
+from gpu_cases import METHODS, PASSED
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -52,7 +52,7 @@ def _panel(panel: Any, rows: list[dict[str, Any]]) -> None:
         )
         for colour, (name, label) in enumerate(METHODS.items()):
             points = [(row["case"], row["methods"][name]) for row in chosen if name in row["methods"]]
-            if not points:
+            if not points or name == PASSED:
                 continue
             counts = [case["blocks"] for case, _ in points]
             total_gb = [case["blocks"] * case["block_kib"] * 1024 / 1e9 for case, _ in points]
@@ -67,7 +67,7 @@ def _panel(panel: Any, rows: list[dict[str, Any]]) -> None:
     panel.set_yscale("log")
     panel.xaxis.set_major_formatter("{x:.0f}")
     panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_formatter("{x:g}")
+    panel.minorticks_off()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

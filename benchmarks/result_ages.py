@@ -48,7 +48,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "reproduction.md": {"": SIMULATED, "Where the time of a call goes": LIVE},
     "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/watch")},
     "simulation.md": {"": SIMULATED},
-    "swap-kernel.md": {"": ("csrc", "engine/swap")},
+    "swap-kernel.md": {"": ("csrc", "engine/swap"), "On a GPU": ("csrc/swap_cuda.cu", "csrc/swap_way.h")},
     "where-atlas-loses.md": {"": SIMULATED},
     "wide-programs.md": {"": ("core/program", "core/policies", "core/prediction", "engine/host")},
 }

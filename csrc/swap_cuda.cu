@@ -1,4 +1,4 @@
-// The CUDA kernel, see swap_cuda.h. By copy engines, the copy stream moves every piece over the bus. By kernels, a batch
+// The CUDA kernel, see swap_cuda.h. By copy engines, the copy stream moves each piece over the bus. By kernels, a batch
 // is cut into chunks that fit a staging buffer: the pack stream gathers a chunk from the engine's cache (or scatters it
 // there), and the copy stream moves it over the bus. Events keep both streams in order with each other and with the
 // engine's stream (docs/explanation/swap-kernel.md has a drawing).
@@ -179,9 +179,9 @@ class Copies {
       return;
     }
 #endif
+    const cudaMemcpyKind kind = out_ ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
     for (size_t i = 0; i < to_.size(); ++i) {
-      check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], out_ ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
-            "cudaMemcpyAsync");
+      check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], kind, stream), "cudaMemcpyAsync");
     }
   }
 
@@ -296,7 +296,7 @@ struct CudaSwap::Device {
     }
     const int64_t per_block = static_cast<int64_t>(layout.pieces.size());
     return copy_engines_win({per_block > 1 ? batch.count * per_block : joined, extents, batch.count * layout.slot_bytes,
-                             batch.direction, beside_compute});
+                             2 * staging_bytes, batch.direction, beside_compute});
   }
 
   // Copies every piece between the cache and the pool, without kernels.

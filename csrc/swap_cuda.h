@@ -1,6 +1,6 @@
-// The CUDA kernel: the swap of an engine whose KV cache is in GPU memory (Autellix §4.2.2). Many small pieces are gathered
-// into a contiguous buffer on the GPU, which then crosses the bus in one copy; swap-in does the reverse. Few or large
-// pieces cross the bus one by one. This header includes no CUDA header, so the bindings compile without nvcc.
+// The CUDA kernel: the swap of an engine whose KV cache is in GPU memory (Autellix §4.2.2). Many small pieces are
+// gathered into a contiguous buffer on the GPU, which then crosses the bus in one copy; swap-in does the reverse. Few or
+// large pieces cross the bus one by one. This header includes no CUDA header, so the bindings compile without nvcc.
 #pragma once
 
 #include <cstdint>

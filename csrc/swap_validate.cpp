@@ -79,8 +79,8 @@ void check_ids(const char *what, const int64_t *ids, int64_t count, int64_t limi
   std::vector<bool> seen(count ? highest - lowest + 1 : 0);
   for (int64_t i = 0; i < count; ++i) {
     if (seen[ids[i] - lowest]) {
-      refuse(std::string(what) + " " + number(ids[i]) + " appears twice in one call. Pass each number at most once: the "
-             "copies run in no particular order.");
+      refuse(std::string(what) + " " + number(ids[i]) + " appears twice in one call. Pass each number at most once: "
+             "the copies run in no particular order.");
     }
     seen[ids[i] - lowest] = true;
   }

@@ -13,8 +13,8 @@ namespace weft {
 SwapLayout make_layout(const int64_t *pieces, int64_t count, int64_t num_blocks, uint64_t pool, int64_t slot_stride,
                        int64_t num_slots);
 
-// Throws std::invalid_argument if a block or a slot is out of range or is named twice. Takes time O(count), and a bit of
-// memory for each number between the lowest and the highest.
+// Throws std::invalid_argument if a block or a slot is out of range or is named twice. Takes time O(count), and a bit
+// of memory for each number between the lowest and the highest.
 void check_batch(const SwapLayout &layout, const SwapBatch &batch);
 
 }  // namespace weft

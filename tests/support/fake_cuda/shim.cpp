@@ -34,7 +34,7 @@ void transfer_destroy(std::shared_ptr<CudaTransfer> *transfer) { delete transfer
 
 int copy_engines_win(int64_t pieces, int64_t extents, int64_t bytes, int out, int beside_compute) {
   return weft::copy_engines_win(
-      {pieces, extents, bytes, out ? weft::Direction::kOut : weft::Direction::kIn, beside_compute != 0});
+      {pieces, extents, bytes, 64 << 20, out ? weft::Direction::kOut : weft::Direction::kIn, beside_compute != 0});
 }
 
 void fake_seed(uint32_t seed) { fake::random.seed(seed); }
