@@ -7,15 +7,13 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from weft.core.errors import PoolClosedError, SwapArgumentError, SwapDeviceError, SwapError
-
-_NOBODY: Final = object()
 
 
 class SlotUsage(NamedTuple):
@@ -60,6 +58,22 @@ class SlotTable:
         Raises:
             SwapArgumentError: `count` is not positive.
         """
+        taken = self._take(owner, count)
+        if taken is None:
+            return None
+        self._owned.setdefault(owner, []).extend(taken)
+        return _numbers(taken)
+
+    def allocate_each(self, count: int) -> list[int] | None:
+        """As `allocate`, but each slot has itself as its owner, so that it can be freed alone."""
+        taken = self._take("allocate_each", count)
+        if taken is None:
+            return None
+        slots = [slot for extent in taken for slot in extent]
+        self._owned.update({slot: [range(slot, slot + 1)] for slot in slots})
+        return slots
+
+    def _take(self, owner: Hashable, count: int) -> list[range] | None:
         if count < 1:
             raise SwapArgumentError(f"{owner!r} asks for {count} slots. Ask for at least 1.")
         if count > self.slots - self.used:
@@ -77,20 +91,9 @@ class SlotTable:
                 self._add(rest)
             taken.append(part)
             left -= len(part)
-        self._owned.setdefault(owner, []).extend(taken)
         self.used += count
         self.peak = max(self.peak, self.used)
-        return _numbers(taken)
-
-    def allocate_each(self, count: int) -> list[int] | None:
-        """As `allocate`, but each slot has itself as its owner, so that it can be freed alone."""
-        taken = self.allocate(_NOBODY, count)
-        if taken is None:
-            return None
-        del self._owned[_NOBODY]
-        slots: list[int] = taken.tolist()
-        self._owned.update({slot: [range(slot, slot + 1)] for slot in slots})
-        return slots
+        return taken
 
     def free(self, owner: Hashable) -> int:
         """Free all slots of `owner` and return their number, 0 if it has none."""

@@ -106,15 +106,19 @@ class RankHeap(Generic[T]):
 
         The queue must not change during the iteration.
         """
-        heap = self._heap
+        heap, size = self._heap, len(self._heap)
         seen = [(heap[0], 0)] if heap else []
         while seen:
-            (entry, member), index = heapq.heappop(seen)
+            (entry, member), index = seen[0]
+            child = 2 * index + 1
+            if child < size:
+                heapq.heapreplace(seen, (heap[child], child))
+                if child + 1 < size:
+                    heapq.heappush(seen, (heap[child + 1], child + 1))
+            else:
+                heapq.heappop(seen)
             if self._entries.get(member) is entry:
                 yield member
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
-                    heapq.heappush(seen, (heap[child], child))
 
 
 class WaitingCalls(RankHeap[Call]):
