@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft import _csrc
-from weft._csrc import SwapLayout
 from weft.core.errors import SwapArgumentError, SwapDeviceError
+from weft.core.log import get_logger
 from weft.engine.kv_cache.layout import CacheLayout
 from weft.engine.kv_cache.pool import HostPool
+
+_csrc: Any  # see src/weft/_csrc.pyi
+try:
+    _csrc = importlib.import_module("weft._csrc")
+except ImportError as missing:  # built without it, or for another Python
+    get_logger().warning("PyTorch copies KV, which is slower: the compiled part is missing", reason=str(missing))
+    _csrc = None
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 """Numbers of blocks or of slots, in one dimension."""
@@ -58,10 +65,32 @@ class Transfer:
                 self._backend.wait()
 
 
+class _Check(Protocol):
+    def check(self, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None: ...
+
+
+class _PlainCheck(NamedTuple):
+    """Refuses the numbers that the compiled part would refuse. It does not look for caches that overlap."""
+
+    num_blocks: int
+    num_slots: int
+
+    def check(self, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        if len(blocks) != len(slots):
+            raise ValueError(f"there are {len(blocks)} blocks and {len(slots)} slots. Pass one slot for each block.")
+        for what, ids, limit in (("block", blocks, self.num_blocks), ("slot", slots, self.num_slots)):
+            wrong = ids[(ids < 0) | (ids >= limit)]
+            if wrong.size:
+                raise ValueError(f"{what} {wrong[0]} is out of range: there are {limit}. Pass numbers from 0 on.")
+            found, times = np.unique(ids, return_counts=True)
+            if len(found) < len(ids):
+                raise ValueError(f"{what} {found[times > 1][0]} appears twice in one call. Pass each at most once.")
+
+
 class _HostSwap:
     """The host kernel. Its copies are done when `swap` returns."""
 
-    def __init__(self, checked: _csrc.SwapLayout, threads: int | None) -> None:
+    def __init__(self, checked: Any, threads: int | None) -> None:
         cpus = _free_cpus()
         self._kernel = _csrc.HostSwap(checked, min(len(cpus), _MAX_THREADS) if threads is None else threads, cpus)
 
@@ -111,23 +140,30 @@ class Swapper:
         """
         self.layout = layout
         self.pool = pool
-        arena = pool.arena
+        _ = pool.arena  # raises PoolClosedError if the pool is closed
         if pool.slot_bytes < layout.slot_bytes:
             raise SwapArgumentError(
                 f"the pool has slots of {pool.slot_bytes} bytes for blocks of {layout.slot_bytes}. Make the pool with "
                 "slot_bytes=layout.slot_bytes."
             )
         with _typed_errors:
-            checked = _csrc.SwapLayout(layout.pieces, layout.num_blocks, arena.data_ptr(), pool.slot_stride, pool.slots)
-            self._backend: _Backend
-            if layout.device.type == "cpu":
-                self._backend = _HostSwap(checked, threads)
-            elif _csrc.cuda_available():
-                self._backend = _csrc.CudaSwap(checked, layout.device.index or 0, staging_bytes, _csrc.GpuWay[way])
-            else:
-                self._backend = TorchSwap(layout, pool, checked, staging_bytes)
+            self._backend = self._best_backend(threads, staging_bytes, way)
         self._on_gpu = layout.device.type == "cuda"
         pool.before_close(self._backend.synchronize)
+
+    def _best_backend(self, threads: int | None, staging_bytes: int, way: str) -> _Backend:
+        layout, pool = self.layout, self.pool
+        if _csrc is None:
+            return TorchSwap(layout, pool, _PlainCheck(layout.num_blocks, pool.slots), staging_bytes)
+        checked = _csrc.SwapLayout(
+            layout.pieces, layout.num_blocks, pool.arena.data_ptr(), pool.slot_stride, pool.slots
+        )
+        if layout.device.type == "cpu":
+            return _HostSwap(checked, threads)
+        if _csrc.cuda_available():
+            on_gpu: _Backend = _csrc.CudaSwap(checked, layout.device.index or 0, staging_bytes, _csrc.GpuWay[way])
+            return on_gpu
+        return TorchSwap(layout, pool, checked, staging_bytes)
 
     def swap_out(self, blocks: Ids, slots: Ids, *, beside_compute: bool = False) -> Transfer:
         """Copy block `blocks[i]`, all layers, to slot `slots[i]` of the pool, for every i.
@@ -220,8 +256,8 @@ class TorchTransfer:
 class TorchSwap:
     """Gathers blocks with `index_select`, one launch for each piece, and copies each extent of slots at once."""
 
-    def __init__(self, layout: CacheLayout, pool: HostPool, checked: SwapLayout, staging_bytes: int) -> None:
-        """`checked` is the same layout, after the compiled part has checked it."""
+    def __init__(self, layout: CacheLayout, pool: HostPool, checked: _Check, staging_bytes: int) -> None:
+        """`checked` checks the numbers of each call."""
         arena = pool.arena
         self._device = layout.device
         self._checked = checked

@@ -16,7 +16,6 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, Runn
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.engine.host.frontend import FrontEnd
@@ -32,6 +31,11 @@ from weft.integrations.langchain.messages import (
     to_result,
 )
 from weft.integrations.langchain.parameters import check_method, check_one_answer, constructor_fields, request_fields
+
+try:
+    from langchain_core.utils.uuid import uuid7  # as LangSmith asks; older ones have none, and use uuid4 themselves
+except ImportError:
+    from uuid import uuid4 as uuid7  # type: ignore[assignment]  # it takes no time
 
 
 class ChatWeft(BaseChatModel):

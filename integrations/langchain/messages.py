@@ -9,9 +9,9 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ToolMessage,
-    UsageMetadata,
     convert_to_openai_messages,
 )
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import (
     BaseLLMOutputParser,

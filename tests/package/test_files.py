@@ -51,6 +51,17 @@ def test_the_wheel_holds_the_package_and_the_extension(wheel: Path) -> None:
     assert not [name for name in names if any(part in name for part in NOT_SHIPPED)]
 
 
+def test_a_wheel_without_the_compiled_part_is_for_every_machine(sdist: Path, tmp_path: Path) -> None:
+    """Where there is no compiler, PyTorch copies KV. The wheel needs nothing of the machine that built it."""
+    without = ("--config-settings=wheel.cmake=false", "--config-settings=wheel.py-api=py3")
+    build = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", *without)
+    subprocess.run([*build, "--wheel-dir", tmp_path, sdist], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == package_files()
+
+
 def test_the_sdist_holds_real_files_and_all_that_a_build_needs(sdist: Path) -> None:
     """The linked folders are in it as files, with the sources of the extension; no link, no test, no cache."""
     with tarfile.open(sdist) as archive:

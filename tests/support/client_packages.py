@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 VARIABLE = "WEFT_TEST_CLIENTS"  # the folder that keeps them; a run installs what is missing
+NEWEST = "WEFT_NEWEST_CLIENTS"  # any value: the newest ones instead of the pinned ones, for `make newest-…`
 _INSTALL_S = 900
 
 
@@ -51,6 +52,9 @@ class Package:
 
 def installed(package: Package) -> Package:
     """Install a package unless it is there. Skips the test, with the reason, where that cannot be done."""
+    if os.environ.get(NEWEST):
+        free = tuple(requirement.partition("==")[0] for requirement in package.requirements)
+        package = replace(package, requirements=free)
     folder = package.folder
     if package.kind == "npm" and shutil.which("npm") is None:
         pytest.skip("npm is not installed")

@@ -16,6 +16,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 compiled = pytest.mark.skipif(not _csrc.has_cuda, reason="built without nvcc")
 KERNELS = [
     "host",
+    "no compiled part",
     "torch",
     "fake cuda, kernels",
     "fake cuda, copy engines",
