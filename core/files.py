@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from weft.core.errors import TraceError
+from weft.core.errors import TraceError, WeftError
 
 
 @contextmanager
@@ -35,6 +35,15 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, other: str = "file") -> Iterator[None]:
+    """Turn an `OSError` of the block into a `WeftError` that says which file cannot be written, and what to choose."""
+    try:
+        yield
+    except OSError as error:
+        raise WeftError(f"{path} cannot be written: {error.strerror or error}. Choose another {other}.") from None
 
 
 def write_whole(lines: Iterable[str], path: Path) -> None:

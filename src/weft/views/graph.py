@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError, WeftError
+from weft.core.files import writing
 from weft.core.ids import CallId
 from weft.core.program.graph import CallNode, ProgramGraph
 from weft.core.show import Span
@@ -72,10 +73,8 @@ def save(graph: ProgramGraph, out: Path) -> None:
     write = FORMATS.get(out.suffix)
     if write is None:
         raise WeftError(f"{out}: no such format of a graph; end the name in one of {', '.join(FORMATS)}.")
-    try:
+    with writing(out):
         write(graph, out)
-    except OSError as error:
-        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another file.") from None
 
 
 def _save_picture(graph: ProgramGraph, out: Path) -> None:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft.core.errors import TraceError, WeftError
+from weft.core.errors import TraceError
+from weft.core.files import writing
 from weft.core.program.graph.document import FORMAT
 from weft.core.show import Timeline, timeline
 from weft.core.show.perfetto import perfetto
@@ -25,10 +26,8 @@ def export(file: Path, out: Path) -> int:
         WeftError: The trace cannot be written.
     """
     programs = list(_graphs(file) if _has_graphs(file) else _recorded(file))
-    try:
+    with writing(out):
         out.write_text(json.dumps(perfetto(programs)), encoding="utf-8")
-    except OSError as error:
-        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another file.") from None
     return len(programs)
 
 

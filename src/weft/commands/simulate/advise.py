@@ -16,7 +16,8 @@ import typer
 from weft.commands.progress import file_progress
 from weft.commands.shared import FormatOption, GapCapOption, ProgramsOption, left_out, plain_console, plain_table
 from weft.commands.simulate.simulations import simulate_all
-from weft.core.errors import SimulationError, WeftError
+from weft.core.errors import SimulationError
+from weft.core.files import writing
 from weft.core.sim.study.advice import Advice, Change, Way, WayOutcome, outcomes, ways
 from weft.core.sim.study.engine_profile import ENGINES, EngineProfile, engine_named
 from weft.core.sim.study.load import with_load
@@ -246,8 +247,6 @@ def _draw(plt: Any, rows: Sequence[WayOutcome], path: Path) -> None:
     axes.barh([each.way.name for each in others], values, xerr=errors, capsize=3, color=colors)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel("mean completion time against stock vLLM, % (simulated)")
-    try:
+    with writing(path, "--plot"):
         figure.savefig(path, metadata={"Date": None})
-    except OSError as error:
-        raise WeftError(f"{path} cannot be written: {error.strerror or error}. Choose another --plot.") from None
     plt.close(figure)

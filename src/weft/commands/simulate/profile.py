@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from weft.commands.progress import BenchProgress
-from weft.core.errors import WeftError
+from weft.core.files import writing
 
 _BAD_FIT: Final = 0.2
 
@@ -45,10 +45,8 @@ def profile(
             begin=lambda total: progress.begin("measuring", total),
             advance=progress.advance,
         )
-    try:
+    with writing(out, "--out"):
         found.engine.write(out)
-    except OSError as error:
-        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another --out.") from None
     times = found.engine.step_time
     typer.echo(
         f"{out}: a step takes {times.fixed_s * 1e3:.2f} ms, and {times.decode_token_s * 1e6:.1f} us for each call that "

@@ -12,7 +12,8 @@ import typer
 
 from weft.commands.progress import replay_progress, simulation_progress
 from weft.commands.shared import one_of, plain_console, plain_table
-from weft.core.errors import PolicyError, SimulationError, WeftError
+from weft.core.errors import PolicyError, SimulationError
+from weft.core.files import writing
 from weft.core.kv_cache.config import AUTO_TIMES
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
@@ -154,10 +155,8 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     with simulation_progress(len(programs)) as progress:
         result = simulate(programs, settings, progress=progress, runs=gantt is not None)
     if gantt is not None:
-        try:
+        with writing(gantt, "--gantt"):
             gantt.write_text(draw(result), encoding="utf-8")
-        except OSError as error:
-            raise WeftError(f"{gantt} cannot be written: {error.strerror or error}. Choose another --gantt.") from None
     if as_json:
         typer.echo(json.dumps({**result.to_dict(), "host_kv_tokens": settings.host_kv_tokens}))
     else:
