@@ -83,6 +83,26 @@ def session_of_user(user_id: object) -> object:
     return fields.get("session_id") if fields else None
 
 
+_CLIENT: Final = re.compile(r"(?:Async)?([A-Za-z][A-Za-z0-9._-]{0,31})/(?:[0-9]|([A-Za-z]{1,16}) [0-9])")
+_CODING_AGENTS: Final = {  # how they call themselves in their ids
+    "x-claude-code-session-id": "claude-code",
+    "x-codex-turn-metadata": "codex",
+}
+
+
+def client_of(headers: Mapping[str, str]) -> str | None:
+    """The name of the client that sent a request: `claude-code`, `qwencode`, `openai-python`. None: it does not say.
+
+    A program is named so if nobody gives it a name. Words of prompts are not shown.
+
+    Args:
+        headers: By their names in lower case.
+    """
+    name = next((name for header, name in _CODING_AGENTS.items() if headers.get(header)), None)
+    found = _CLIENT.match(headers.get("user-agent", ""))
+    return name or ("-".join(part.lower() for part in found.groups() if part) if found else None)
+
+
 _VENDOR: Final = re.compile(r"x-(?!parent-)([a-z0-9]{1,32})-session-id")
 HTTPHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -177,7 +197,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
     """
     arguments = body.get("vllm_xargs")
     request = _Request(_texts(headers), body, arguments if isinstance(arguments, Mapping) else {})
-    name, tenant = _own(request, "program-name"), _own(request, "tenant")
+    name, tenant = _own(request, "program-name") or client_of(request.headers), _own(request, "tenant")
     session = _own(request, "session-id") or _session(request)
     fields: dict[str, Any] = {
         "program_name": name,

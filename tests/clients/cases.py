@@ -220,7 +220,10 @@ CREWAI: Final = Package("crewai", "1.15.30", "pypi", ("crewai==1.15.30",))
 AIDER: Final = Package("aider", "0.86.2", "pypi", ("aider-chat==0.86.2",))
 ADK: Final = Package("adk", "2.13.0", "pypi", ("google-adk==2.13.0", "litellm"))
 AGENT_FRAMEWORK: Final = Package(
-    "agent-framework", "1.23.0", "pypi", ("agent-framework-core==1.23.0", "agent-framework-openai")
+    "agent-framework",
+    "1.23.0",
+    "pypi",
+    ("agent-framework-core==1.23.0", "agent-framework-openai", "agent-framework-orchestrations"),
 )
 
 
@@ -261,7 +264,7 @@ def desk(tool: str, arguments: Mapping[str, Any]) -> Answer:
     """Hand the conversation on to the reporter."""
 
     def answer(request: Mapping[str, Any]) -> AnyReply:
-        return reporter(request) if "reporter" in systems(request) else Reply("", [(tool, dict(arguments))])
+        return Reply("", [(tool, dict(arguments))]) if "You are the desk" in systems(request) else reporter(request)
 
     return answer
 
@@ -465,7 +468,19 @@ def reported(request: Mapping[str, Any]) -> AnyReply:
     return reporter(request) if "reporter" in systems(request) else "It is warm in Rome, say the papers."
 
 
-CASES: Final[list[Case]] = [
+# As the clients call themselves; the other ones use OpenAI's SDK as it is.
+NAMES: Final = {
+    "claude-code": "claude-code",
+    "codex": "codex",
+    "opencode": "opencode",
+    "qwen-code": "qwencode",
+    "continue": "ls-js",
+    "dspy": "dspy",
+    "pydantic-ai": "pydantic-ai",
+    "openai-agents": "agents-python",
+    "agent-framework": "agent-framework-python",
+}
+_CASES: Final[list[Case]] = [
     *coding(
         CLAUDE,
         claude,
@@ -538,10 +553,15 @@ CASES: Final[list[Case]] = [
     framework(AGENT_FRAMEWORK, "two at once", reporter, "a a0", "a a0"),
     framework(AGENT_FRAMEWORK, "sequential", reported, "a a0 a1"),
     framework(AGENT_FRAMEWORK, "concurrent", shorter, "a b"),
+    framework(AGENT_FRAMEWORK, "concurrent, with an id", shorter, "a b", identified_by="weft-program-id"),
     framework(AGENT_FRAMEWORK, "magentic", magentic, "a a0 a1 b2 a3 a4"),
 ]
 
+CASES: Final = [
+    replace(case, names=(NAMES[case.package.name],)) if case.package.name in NAMES else case for case in _CASES
+]
+
 # Why the server does not see a case as it is.
-WRONG: Final[dict[tuple[str, str], str]] = {}
+WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}
 # Cases whose script has not driven its client to the end yet, by client and, if not all are meant, by name.
 UNFINISHED: Final[set[str]] = set()

@@ -54,7 +54,7 @@ class Case:
     name: str
     answer: Answer
     programs: tuple[str, ...]
-    names: tuple[str, ...] = ("program",)
+    names: tuple[str, ...] = ("openai-python",)
     command: Callable[[str, Path], Sequence[Sequence[str]]] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[str, Path], None] | None = None
@@ -117,6 +117,7 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "none",
         "PYTHONWARNINGS": "ignore",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "true",  # and not from the network
         **{name: value.format(url=url) for name, value in case.environment.items()},
     }
     environment.pop("PYTHONPATH", None)
@@ -181,6 +182,9 @@ def _note(case: Case, seen: Seen) -> None:
         "expected": list(case.expected),
         "seen": list(seen.programs),
         "names": list(seen.names),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
     }
     (RESULTS / f"{case.package.name}-{case.name.replace(' ', '-')}.json").write_text(json.dumps(found, indent=1))
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
 
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatCompletionClient
 
-CLIENT = OpenAIChatCompletionClient(model="scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="none")
+HEADERS = {"weft-program-id": uuid.uuid4().hex} if "with an id" in sys.argv[1] else {}
+CLIENT = OpenAIChatCompletionClient(
+    model="scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="none", default_headers=HEADERS
+)
 
 
 def weather(city: str) -> str:
@@ -25,7 +29,7 @@ async def main(case: str) -> None:
         from agent_framework.orchestrations import SequentialBuilder
 
         await SequentialBuilder(participants=[reporter, editor]).build().run(question)
-    elif case == "concurrent":
+    elif case.startswith("concurrent"):
         from agent_framework.orchestrations import ConcurrentBuilder
 
         await ConcurrentBuilder(participants=[reporter, editor]).build().run(question)

@@ -10,7 +10,7 @@ from aider.models import Model
 
 Path("notes.txt").write_text("The keeper counts the ships.\n")
 coder = Coder.create(
-    main_model=Model("openai/scripted", weak_model=False),
+    main_model=Model("openai/scripted"),
     edit_format="diff",
     io=InputOutput(yes=True, pretty=False, fancy_input=False),
     fnames=["notes.txt"],

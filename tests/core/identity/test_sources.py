@@ -229,6 +229,26 @@ def test_the_last_call_says_so(headers: dict[str, str], body: dict[str, Any]) ->
     assert found(body, **headers).ends
 
 
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        ("AsyncOpenAI/Python 3.57.0", "openai-python"),
+        ("QwenCode/0.15.10 (linux; x64)", "qwencode"),
+        ("opencode/1.18.33 ai-sdk/provider-utils/4.0.46", "opencode"),
+        ("codex_exec/0.169.0 (Debian 12.0.0; x86_64)", "codex_exec"),
+        ("a b/c", None),
+        ("<script>/1.0", None),
+        ("x" * 40 + "/1.0", None),
+        ("", None),
+    ],
+)
+def test_a_program_without_a_name_is_named_after_its_client(agent: str, name: str | None) -> None:
+    """As the client calls itself, unless it is a coding agent that is known by its ids, or the request has a name."""
+    assert found(user_agent=agent).program_name == name
+    assert found(user_agent=agent, x_claude_code_session_id="s").program_name == "claude-code"
+    assert found(user_agent=agent, weft_program_name="mine").program_name == "mine"
+
+
 @given(
     st.dictionaries(
         st.sampled_from(
