@@ -290,7 +290,7 @@ class _Turn(NamedTuple):
     """A call of a program and its answer, folded and in lower case.
 
     Attributes:
-        question: The first message that the program had, without the system's.
+        question: What the program told its model first, without the system prompt.
         told: What it told its model last, without the system prompt.
         answer: What its model said to that; b"": it has not answered, called a tool, or said too much.
         words: Of the names and the arguments of the tools that it called.
@@ -328,7 +328,7 @@ class Turns:
         """
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known = turns.pop(program_id, None)
-        question = known.question if known is not None else _kept(_folded(_others(items)[:1]))
+        question = known.question if known is not None else _kept(_folded(_others(items)))
         turns[program_id] = _Turn(question, _kept(told.lower()))
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)
@@ -354,26 +354,28 @@ class Turns:
             system: Its system prompt, folded.
             is_open: Whether a program has not ended.
         """
-        first, *others = _others(items) or [("",)]
-        task = _folded([first])
-        if len(task) < SHORT_BYTES:
+        texts = [_folded([item]) for item in _others(items)]
+        if not texts or len(texts[0]) < SHORT_BYTES:
             return None
-        behind, around = _folded(others), system.lower()
+        around = system.lower()
         found = {
             program_id
             for program_id, turn in self._of_scope.get(scope, OrderedDict()).items()
-            if _goes_on(turn, task, behind, around) and is_open(program_id)
+            if _goes_on(turn, texts, around) and is_open(program_id)
         }
         return found.pop() if len(found) == 1 else None
 
 
-def _goes_on(turn: _Turn, task: bytes, behind: bytes, system: bytes) -> bool:
+def _goes_on(turn: _Turn, texts: list[bytes], system: bytes) -> bool:
     """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
-    if behind and task == turn.question:
-        is_said = bool(turn.answer) and turn.answer in behind
+    text = _SEPARATOR.join(texts)
+    task = turn.question + _SEPARATOR
+    if len(task) > SHORT_BYTES and text.startswith(task):
+        behind = text[len(task) :]
+        is_said = len(turn.answer) >= SHORT_BYTES // 2 and turn.answer in behind
         return is_said or any(word in behind or word in system for word in turn.words if word not in task)
-    is_template = len(task) < len(turn.told) and task in turn.told
-    return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and (turn.answer in system or turn.answer in behind)
+    is_template = len(text) < len(turn.told) and all(each in turn.told for each in texts)
+    return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
 
 
 def _kept(text: bytes) -> bytes:

@@ -703,6 +703,19 @@ def test_a_task_alone_is_no_evidence() -> None:
         assert server.call(prompted(system, TEAM_TASK), "b") != first
 
 
+def test_a_context_that_all_requests_begin_with_is_no_task() -> None:
+    """Two clients tell where they work, and then ask different questions, while the first one's tool runs."""
+    call = {"id": CALL_ID, "function": {"name": "search", "arguments": "{}"}}
+    context = "You are working in the folder /home/ann/ships."
+    for answer in ({"content": None, "tool_calls": [call]}, {"content": "It was found."}):
+        server = Server()
+        first = ask(server, [*prompted("You can search.", context), *said("What is it?")], **answer)
+        assert server.call([*prompted("You can search.", context), *said("Was it found. Is it?")], "b") != first
+    server = Server()
+    first = server.call(prompted("You choose.", f"{context}\nWho is to write?"), "writer")
+    assert server.call([*prompted("You are a writer.", context), *said("Write about trains.")], "b") != first
+
+
 def test_a_chosen_speaker_of_twins_is_in_neither_program() -> None:
     """Each of the two may have chosen it. When one has gone on, the next one is the other's."""
     server = Server()
