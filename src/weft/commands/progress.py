@@ -56,10 +56,10 @@ def model_progress() -> Iterator[ProgressCallback]:
 
 
 @contextmanager
-def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
-    """A bar for a simulation. Gives a callback that takes how many programs have ended."""
-    with _bar("simulating", programs) as (bars, task):
-        yield lambda ended: bars.update(task, completed=ended)
+def progress_bar(what: str, total: float) -> Iterator[Callable[[float], object]]:
+    """A bar. Gives a callback that takes how much of `total` is done."""
+    with _bar(what, total) as (bars, task):
+        yield lambda done: bars.update(task, completed=done)
 
 
 @contextmanager
@@ -70,13 +70,6 @@ def simulations_progress(what: str, count: int) -> Iterator[Callable[[], object]
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with _bar(what, count, *columns) as (bars, task):
         yield lambda: bars.advance(task)
-
-
-@contextmanager
-def replay_progress() -> Iterator[Callable[[float], object]]:
-    """A bar for a replay. Gives a callback that takes the share that is done."""
-    with _bar("replaying", 1.0) as (bars, task):
-        yield lambda share: bars.update(task, completed=share)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from weft.commands.progress import replay_progress, simulation_progress
+from weft.commands.progress import progress_bar
 from weft.commands.shared import one_of, plain_console, plain_table
 from weft.core.errors import PolicyError, SimulationError
 from weft.core.files import writing
@@ -152,7 +152,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         return
     if gantt is not None and (gantt.suffix != ".svg" or sum(len(p.calls) for p in programs) > MOST_CALLS):
         raise SimulationError(f"{gantt} cannot be drawn: name an .svg file, and simulate up to {MOST_CALLS} calls.")
-    with simulation_progress(len(programs)) as progress:
+    with progress_bar("simulating", len(programs)) as progress:
         result = simulate(programs, settings, progress=progress, runs=gantt is not None)
     if gantt is not None:
         with writing(gantt, "--gantt"):
@@ -175,7 +175,7 @@ def _host_tokens(given: int | None, kv_tokens: int, *, needs_none: bool) -> int:
 def _print_without_host(programs: list[TraceProgram], settings: SimSettings, kv_policy: str | None) -> None:
     """Say how much host memory was simulated, because nobody gave a size, and what would be without it."""
     without = replace(settings, host_kv_tokens=0, kv_policy=None if kv_policy is None else settings.kv_policy)
-    with simulation_progress(len(programs)) as progress:
+    with progress_bar("simulating", len(programs)) as progress:
         result = simulate(programs, without, progress=progress)
     plain_console().print(f"{_said(settings)} Without host memory: latency {_latencies(result, ' s')}.")
 
@@ -190,7 +190,7 @@ def _said(settings: SimSettings) -> str:
 def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: bool) -> None:
     from weft.core.sim.kv_cache.kv_replay import replay_all
 
-    with replay_progress() as progress:
+    with progress_bar("replaying", 1.0) as progress:
         best, *others = results = replay_all(programs, settings, progress=progress)
     if as_json:
         rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
