@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import IPPROTO_TCP, TCP_NODELAY, socket
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from uvicorn.logging import DefaultFormatter
@@ -38,7 +38,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 def serve(
     options: Namespace,
-    engine_options: Mapping[str, Any],
+    make_engine: Callable[[], AsyncMultiLLMEngine],
     keys: KeyRing,
     on_ready: Callable[[AsyncMultiLLMEngine, str], None],
 ) -> None:
@@ -49,7 +49,7 @@ def serve(
 
     Args:
         options: vLLM's, of its application.
-        engine_options: The arguments of `AsyncMultiLLMEngine`.
+        make_engine: Starts the engine.
         keys: Of the clients that are served.
         on_ready: Called with the engine and the server's address when the server takes requests.
 
@@ -62,7 +62,7 @@ def serve(
         _log_to_stderr(),
         _socket(options) as (address, bound),
         _Signals() as signals,
-        AsyncMultiLLMEngine(**engine_options) as engine,
+        make_engine() as engine,
         spans_sent_to(options.otlp_traces_endpoint, engine),
     ):
         served, server = engine.submit(make_server(engine, options, keys)).result()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -111,26 +112,28 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         fetch_model()
     import uvloop  # vLLM brings it along
 
+    from weft.engine.multi import AsyncMultiLLMEngine
     from weft.engine.serve.server import serve as run
     from weft.engine.served_model import ServedModel
 
-    engine_options: dict[str, Any] = {
-        "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
-        "policy": with_weights(policy, keys, gate=gate),
-        "kv_policy": kv_policy,
-        "swap": swap if script is None else None,
-        "history": history,
-        "balancer": balancer,
-        "backend": script or backend,
-        "devices": devices,
-        "stealing": StealingConfig() if stealing else None,
-        "max_calls": max_calls,
-        "hang_timeout_s": hang_timeout_s or None,
+    make_engine = partial(
+        AsyncMultiLLMEngine,
+        models=[ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
+        policy=with_weights(policy, keys, gate=gate),
+        kv_policy=kv_policy,
+        swap=swap if script is None else None,
+        history=history,
+        balancer=balancer,
+        backend=script or backend,
+        devices=devices,
+        stealing=StealingConfig() if stealing else None,
+        max_calls=max_calls,
+        hang_timeout_s=hang_timeout_s or None,
         **engine_args,
-    }
+    )
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server
     with folder:
-        run(options, engine_options, keys, _announce)
+        run(options, make_engine, keys, _announce)
 
 
 def _host_memory(given: str) -> SwapConfig | None:

@@ -48,7 +48,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int, visible: str | None) -> It
 def engine_options(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
     """The arguments of the engine that `weft serve` would start with these options."""
     found: list[Any] = []
-    monkeypatch.setattr(server, "serve", lambda _options, engine_options, *_: found.append(engine_options))
+    monkeypatch.setattr(server, "serve", lambda _options, make_engine, *_: found.append(make_engine.keywords))
     monkeypatch.setattr(sys, "argv", ["weft", "serve", "some/model", *arguments])
     before = asyncio.get_event_loop_policy()
     try:
