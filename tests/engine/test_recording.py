@@ -42,7 +42,10 @@ def recording(engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Reads what the shared engine has recorded during a test."""
     path = tmp_path / "runs.jsonl"
     recorder = Recorder(path)
-    monkeypatch.setattr(engine, "_recorder", recorder)
+    observers = engine.programs.observers
+    monkeypatch.setattr(observers, "_told", dict(observers._told))  # so that the recorder hears of this test only
+    engine.observe(recorder)
+    monkeypatch.setattr(engine.call_path, "_recorder", recorder)
 
     def recorded() -> list[TraceProgram]:
         assert recorder.flush()
