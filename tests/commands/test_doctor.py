@@ -225,6 +225,14 @@ def test_no_swap(machine: Machine) -> None:
     assert (check.ok, check.detail, bool(check.fix)) == (False, "no such model", True)
 
 
+def test_a_report_is_printed_instead_of_the_table(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weft doctor --report` succeeds even where checks fail, because it is for those who have a fault."""
+    result = CliRunner().invoke(app, ["doctor", "--report"])
+    assert result.exit_code == 0, result.output
+    assert "no model cache: nothing ready at" in result.output
+    assert "### Packages" in result.output
+
+
 def test_probe() -> None:
     """A probe gives the last line of the output or of the error, also if the child process crashes."""
     assert doctor._probe("print(1); print(2)") == (True, "2")

@@ -69,6 +69,11 @@ class Check:
     detail: str
     fix: str = ""  # what to do about a failed check
 
+    @property
+    def line(self) -> str:
+        """The check as one line of text."""
+        return " ".join(filter(None, ("ok" if self.ok else "no", f"{self.name}:", self.detail, self.fix)))
+
 
 class _Probe(NamedTuple):
     """The result of Python code that ran in a child process."""
@@ -95,6 +100,13 @@ def doctor(
             help="Also show what this file, an engine's history=, knows of programs, and what forecasts rest on."
         ),
     ] = None,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Print a report for an issue: checks, versions, settings and the ends of logs, without secrets.",
+        ),
+    ] = False,
 ) -> None:
     """Check this installation and say what to do about what is wrong."""
     from rich.console import Console
@@ -108,6 +120,11 @@ def doctor(
             checks += check_kv(model)
         if history is not None:
             checks.append(check_history(history))
+    if report:
+        from weft.views.machine_report import machine_report
+
+        typer.echo(machine_report(each.line for each in checks))
+        return
     table = RichTable(box=None, pad_edge=False)
     for heading in ("", "", "found", "what to do"):
         table.add_column(heading, overflow="fold")
@@ -232,7 +249,7 @@ def _check_extension() -> Check:
     try:
         extension = importlib.import_module("weft._csrc")
     except ImportError as error:
-        return Check("compiled extension", False, str(error), rebuild)
+        return Check("compiled extension", False, f"{error}; PyTorch copies KV instead, slower", rebuild)
     if extension.version != weft.__version__:
         return Check("compiled extension", False, f"built for {extension.version}, weft is {weft.__version__}", rebuild)
     return Check("compiled extension", True, f"{extension.version}, {extension.compiler}")
