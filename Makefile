@@ -27,7 +27,7 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
   package lint lint-deploy docs docs-serve results result-ages house lock clean
 
@@ -41,6 +41,7 @@ help:
 	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
 	@echo "make test-frameworks  the integrations on the oldest and the newest frameworks that are allowed (needs uv)"
 	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
+	@echo "make test-full  what CI has no room for: test-clients and test-soak, each with its seconds"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
@@ -156,6 +157,11 @@ test-slow: model
 
 test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
+
+# What CI's hour has no room for. Each step prints its seconds.
+test-full:
+	@for step in test-clients test-soak; do begin=$$(date +%s); $(MAKE) --no-print-directory $$step || exit 1; \
+	  echo "==> $$step took $$(($$(date +%s) - begin)) s"; done
 
 # Clients are kept in ~/.cache/weft-test-clients, or in the folder that WEFT_TEST_CLIENTS names.
 test-clients: setup

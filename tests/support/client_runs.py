@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ class Case:
         prepare: Writes the client's files into the folder, given the address.
         api: The API that it uses.
         identified_by: What names its program.
+        expects_exit: The status that the client's processes end with; None: any.
+        is_left: The client is interrupted when its first call has arrived.
     """
 
     package: Package
@@ -61,6 +64,7 @@ class Case:
     api: str = "chat"
     identified_by: str = "lineage"
     expects_exit: int | None = 0
+    is_left: bool = False
 
     @property
     def expected(self) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ def run(case: Case, folder: Path) -> Seen:
         commands = case.command(server.url, folder) if case.command else [[package.program, str(_app(case)), case.name]]
         if case.prepare is not None:
             case.prepare(server.url, folder)
-        _run_all(case, commands, server.url, folder)
+        _run_all(case, commands, server, folder)
         while any(row.in_flight for row in server.programs):  # a stream that was left
             time.sleep(0.01)
         seen = _seen(case, server)
@@ -108,17 +112,17 @@ def _app(case: Case) -> Path:
     return APPS / f"{case.package.name.replace('-', '_')}_app.py"
 
 
-def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Path) -> None:
+def _run_all(case: Case, commands: Sequence[Sequence[str]], server: ScriptedServer, folder: Path) -> None:
     """Run commands one after the other; a list in place of a word means several at once."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "HOME": str(folder),
         "PWD": str(folder),  # where OpenCode works
-        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_BASE_URL": f"{server.url}/v1",
         "OPENAI_API_KEY": "none",
         "PYTHONWARNINGS": "ignore",
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",  # and not from the network
-        **{name: value.format(url=url) for name, value in case.environment.items()},
+        **{name: value.format(url=server.url) for name, value in case.environment.items()},
     }
     environment.pop("PYTHONPATH", None)
     for command in commands:
@@ -137,6 +141,8 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
         ]
         try:
             for process in processes:
+                if case.is_left:
+                    _interrupt(process, server)
                 output, _ = process.communicate(timeout=_RUN_S)
                 (folder / f"{process.pid}.log").write_text(output)
                 assert case.expects_exit in (None, process.returncode), output[-4000:]
@@ -145,6 +151,17 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
                 if process.poll() is None:
                     process.kill()
                     process.communicate()
+
+
+def _interrupt(process: subprocess.Popen[str], server: ScriptedServer) -> None:
+    """Interrupt a client in its first call, and end it if it does not leave."""
+    while not server.calls and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _seen(case: Case, server: ScriptedServer) -> Seen:
