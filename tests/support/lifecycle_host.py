@@ -232,7 +232,7 @@ def fork_in_blocks(engine: weft.Engine) -> dict[str, Any]:
         with ExitStack() as stack:
             stack.enter_context(weft.Program("left"))
             program = stack.enter_context(weft.Program("bound"))
-            program._shared.backend = engine
+            program._shared.backend = engine.programs
             stack.push(engine)  # its __exit__ alone
 
     return in_fork(leave)
