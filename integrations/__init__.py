@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.metadata import distributions as discover
 
 from weft.core.errors import MissingPackageError
 from weft.core.errors.install import pip_install
@@ -13,8 +13,8 @@ def require_packages(user: str, *distributions: str) -> None:
 
     Args:
         user: the integration that needs the packages.
-        distributions: their names for pip, which are those for `import` but for hyphens.
+        distributions: their names for pip.
     """
-    missing = [name for name in distributions if importlib.util.find_spec(name.replace("-", "_")) is None]
+    missing = [name for name in distributions if not any(discover(name=name))]
     if missing:
         raise MissingPackageError(user, missing, f"`{pip_install(*missing)}`")

@@ -7,6 +7,7 @@ argument. The entrypoint passes it on to a framework as `program.config()`, or t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, TypedDict, cast
 from uuid import UUID
@@ -171,6 +172,18 @@ class Program:
             "metadata": {**self.metadata, **(extra.get("metadata") or {}), **ids},
         }
         return cast("RunConfig", config)
+
+    def attach(self) -> AbstractContextManager[None]:
+        """Let OpenTelemetry's spans that start in a `with` block, and those below them, be runs of the program.
+
+        The global TracerProvider must have a `WeftSpanProcessor`. A task or thread that begins in the block and
+        outlives it keeps the block in its context, as it keeps its current span.
+
+        Raises:
+            LookupError: `weft.integrations.otel` has not been imported.
+        """
+        block: AbstractContextManager[None] = adapter(self, "otel")()
+        return block
 
     def branch(self) -> Program:
         """Return a handle for a part of the program that runs concurrently with other parts.

@@ -110,7 +110,7 @@ class Reports:
         """Return the reports of a handle that remembers the run in which the caller's code runs, if there is one."""
         run = self._run_around(positions())
         with self.shared.lock:
-            if run is None or run == self._anchor or not self.shared.tree.is_inside(run, self._anchor):
+            if run is None or run == self.anchor or not self.shared.tree.is_inside(run, self.anchor):
                 return None
         return Reports(self.shared, (run, *self._anchors), self._own_anchor)
 
@@ -188,7 +188,7 @@ class Reports:
             )
 
     @property
-    def _anchor(self) -> Hashable:
+    def anchor(self) -> Hashable:
         """The run that this handle stands for: the innermost of its anchors that is not forgotten."""
         return next(filter(self.shared.tree.knows_run, self._anchors), ROOT)
 
@@ -199,7 +199,7 @@ class Reports:
             around: the run of this program in which the caller's code runs; None: it is not known.
             is_told: whether a framework has told this of what begins, and not of the code only.
         """
-        tree, anchor = self.shared.tree, self._anchor
+        tree, anchor = self.shared.tree, self.anchor
         if around is not None and anchor is not ROOT and not tree.is_nested(around, anchor):
             # A worker that was started in one run, and got the handle from another one; or a handle that was kept.
             common = tree.innermost_around(around, anchor)
@@ -344,7 +344,7 @@ class Reports:
             self._check_running()
             self.shared.has_called = True
             call_id = self.shared.ids.call()
-            inferred, parents, inexact, tools = self.shared.tree.start_call(run, call_id, self._anchor, inputs)
+            inferred, parents, inexact, tools = self.shared.tree.start_call(run, call_id, self.anchor, inputs)
             thread_id = thread_id or inferred
             edges = self.shared.graph.edges(parents, inexact)
             self.shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))

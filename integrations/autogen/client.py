@@ -31,8 +31,8 @@ from weft.engine.host.frontend import FrontEnd
 from weft.integrations.arguments import check_engine, check_program
 from weft.integrations.autogen.client_calls import (
     Binding,
-    ClientCall,
     ClientConfigError,
+    CreateCall,
     Usage,
     check_client_fields,
     takes_several_system_messages,
@@ -157,7 +157,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
             CallError, ProgramError, EngineError: See `weft.core.errors`.
         """
         body = self._body(messages, tools, tool_choice, json_output, extra_create_args)
-        with ClientCall(self.binding, messages) as call:
+        with CreateCall(self.binding, messages) as call:
             answer = asyncio.ensure_future(self.engine.chat(body, call.program, call.identity))
             if cancellation_token is not None:
                 cancellation_token.link_future(answer)
@@ -187,7 +187,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         body = self._body(messages, tools, tool_choice, json_output, extra_create_args)
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         streamed = StreamedResponse()
-        with ClientCall(self.binding, messages) as call:
+        with CreateCall(self.binding, messages) as call:
             log_stream_start(body)
             stream = self.engine.chat_stream(body, call.program, call.identity)
             async with aclosing(stream), aclosing(until_cancelled(stream, cancellation_token)) as chunks:

@@ -21,9 +21,10 @@ from autogen_core.models import (
 from weft.core.errors import InvalidRequestError, WeftError
 from weft.core.locks import fork_safe
 from weft.core.program import Program
-from weft.core.program.structure.lineage import NOTHING, Content
+from weft.core.program.structure.lineage import Content
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
+from weft.integrations.client_call import Caller, ClientCall
 
 # Fields that the client fills in from AutoGen's arguments. `n` is among them because a call has one answer.
 _FROM_AUTOGEN: Final = {"model", "n", "tools"}
@@ -49,8 +50,8 @@ class Binding:
     by_team: bool = False  # made by `bind_team`, which may bind the client again
 
 
-class ClientCall:
-    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
+class CreateCall(ClientCall):
+    """A model call of AutoGen.
 
     Args:
         binding: The program and the agent. None: The call is a program of its own.
@@ -61,35 +62,14 @@ class ClientCall:
     """
 
     def __init__(self, binding: Binding | None, messages: Sequence[LLMMessage]) -> None:
-        self._is_program = binding is None
-        self.program = Program("chat") if binding is None else binding.program
-        self._run = object()
-        self._output = NOTHING
-        self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
-        self.program.reports.tools_ended(_tool_calls_in(messages))
-        self.program.reports.start_run(self._run, None, runs_code=False)
-        self.program.reports.note_tools(self._run, _tools_before(messages))
-        label = binding.agent if binding is not None else None
-        self.identity = self.program.reports.start_call(self._run, lambda: _input_content(messages), label=label)
+        caller = Caller(binding.program, binding.agent) if binding is not None else Caller()
+        super().__init__(caller, lambda: _input_content(messages), _tool_calls_in(messages), _tools_before(messages))
 
     def set_result(self, result: CreateResult) -> None:
         """Record the result. A later call whose input contains it is known to come after this call."""
-        self._output = _output_content(result)
+        self.output = _output_content(result)
         if not isinstance(result.content, str):
-            self._tools = {call.id: call.name for call in result.content}
-
-    def __enter__(self) -> ClientCall:
-        return self
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if error is None:
-            self.program.reports.end_call(self._run, self.identity, self._output)
-        self.program.reports.end_run(self._run)
-        if self._is_program:
-            self.program.reports.end_with(error)
-        elif error is None:
-            for tool_call, name in self._tools.items():  # the agent runs them now
-                self.program.reports.tool_began(tool_call, name)
+            self.tools = {call.id: call.name for call in result.content}
 
 
 def _tool_calls_in(messages: Sequence[LLMMessage]) -> set[str]:

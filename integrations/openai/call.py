@@ -1,37 +1,29 @@
-"""One call of an OpenAI client: its run in the run tree, its input and its output."""
+"""One call of an OpenAI client: its input and its output."""
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
-from weft.core.program import Program
 from weft.core.program.structure.lineage import Content
+from weft.integrations.client_call import Caller, ClientCall
 
 
-class RequestCall:
-    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
+class RequestCall(ClientCall):
+    """A model call of an OpenAI client.
 
     Args:
-        program: The program. None: The call is a program of its own.
+        caller: Who makes it.
         body: The request.
 
     Raises:
         ProgramEndedError: The program has ended.
     """
 
-    def __init__(self, program: Program | None, body: dict[str, Any]) -> None:
-        self.program = program or Program("chat")
-        self._is_program = program is None
-        self._run = object()
+    def __init__(self, caller: Caller, body: dict[str, Any]) -> None:
+        messages = _objects(body.get("messages"))
+        super().__init__(caller, lambda: _input_content(messages), _tool_calls_in(messages), _tools_before(messages))
         self._unfinished = body.get("n") or 1  # choices without a finish reason
         self._texts: dict[int, list[str]] = {}
-        self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
-        messages = _objects(body.get("messages"))
-        self.program.reports.tools_ended(_tool_calls_in(messages))
-        self.program.reports.start_run(self._run, None, runs_code=False)
-        self.program.reports.note_tools(self._run, _tools_before(messages))
-        self.identity = self.program.reports.start_call(self._run, lambda: _input_content(messages))
 
     @property
     def is_complete(self) -> bool:
@@ -53,23 +45,11 @@ class RequestCall:
         if message.get("content"):
             self._texts.setdefault(index, []).append(message["content"])
         calls = [call for call in message.get("tool_calls") or () if call.get("id")]
-        self._tools |= {call["id"]: str(_name(call) or "tool") for call in calls}
+        self.tools |= {call["id"]: str(_name(call) or "tool") for call in calls}
 
-    def __enter__(self) -> RequestCall:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            output = Content(tuple(map("".join, self._texts.values())), tuple(self._tools))
-            self.program.reports.end_call(self._run, self.identity, output)
-        self.program.reports.end_run(self._run)
-        if error is None and not self._is_program:
-            for tool_call, name in self._tools.items():  # the client runs them now
-                self.program.reports.tool_began(tool_call, name)
-        if self._is_program:
-            self.program.reports.end_with(error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.output = Content(tuple(map("".join, self._texts.values())), tuple(self.tools))
+        super().__exit__(kind, error, trace)
 
 
 # The functions below read requests that have not been validated, so they skip everything that they do not understand.

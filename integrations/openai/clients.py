@@ -36,7 +36,12 @@ def openai_client(engine: FrontEnd, program: Program | None = None) -> AsyncOpen
             the engine failed on the call; 503 the engine or a replica was shut down or died; 504 the call's deadline
             has passed. After the first event of a stream, it is an `openai.APIError` with the same code.
     """
-    http = httpx2.AsyncClient(transport=AsyncTransport(engine, program), timeout=None)
+    return async_client(AsyncTransport(engine, program))
+
+
+def async_client(transport: AsyncTransport) -> AsyncOpenAI:
+    """Make an `AsyncOpenAI` with a transport of Weft's."""
+    http = httpx2.AsyncClient(transport=transport, timeout=None)
     return AsyncOpenAI(base_url=_BASE_URL, api_key="none", max_retries=0, timeout=None, http_client=http)
 
 

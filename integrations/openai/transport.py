@@ -15,12 +15,12 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program, passed_on
-from weft.engine.http.http_errors import error_body
+from weft.engine.http.http_errors import error_body, error_headers, error_status, openai_error
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, check_fields
 from weft.integrations.arguments import check_engine, check_program
+from weft.integrations.client_call import Caller
 from weft.integrations.openai.call import RequestCall
-from weft.integrations.openai.errors import error_response, refusal
 
 if TYPE_CHECKING:
     from weft.engine.host.frontend import FrontEnd
@@ -32,6 +32,11 @@ _SDK_FIELDS: Final = CompletionCreateParamsNonStreaming.__required_keys__ | (
     CompletionCreateParamsNonStreaming.__optional_keys__
 )
 _FIELDS: Final = (CHAT_FIELDS - {"request_id", "session_id"}) | _SDK_FIELDS | {"timeout_s"}
+
+
+def error_response(error: WeftError) -> httpx2.Response:
+    """Convert an error to a response. Its headers say whether a retry may succeed, and after how long."""
+    return httpx2.Response(error_status(error), headers=error_headers(error), json=error_body(error))
 
 
 class AsyncTransport(httpx2.AsyncBaseTransport):
@@ -57,6 +62,10 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         self._engine = engine
         self._program = passed_on(program) if program is not None else None
 
+    def _caller(self) -> Caller:
+        """Who makes the call that is being made."""
+        return Caller(self._program)
+
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request. Weft's errors become error responses.
 
@@ -72,11 +81,8 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if method == "GET" and path.endswith("/models"):
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "weft"} for name in self._engine.models]
             return httpx2.Response(200, json={"object": "list", "data": models})
-        return refusal(
-            404,
-            f"{method} {path} is not served in this process; only POST /chat/completions and GET /models are.",
-            "not_served",
-        )
+        said = f"{method} {path} is not served in this process; only POST /chat/completions and GET /models are."
+        return httpx2.Response(404, headers={"x-should-retry": "false"}, json=openai_error(404, said, "not_served"))
 
     async def _chat(self, request: httpx2.Request) -> httpx2.Response:
         try:
@@ -90,7 +96,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if model and model not in self._engine.models:
             raise UnknownModelError(str(model), self._engine.models)
         timeout_s = request.extensions.get("timeout", {}).get("read")
-        call = RequestCall(self._program, body)
+        call = RequestCall(self._caller(), body)
         headers = {"x-request-id": call.identity.call_id}
         if body.get("stream"):
             events = EventStream(self._events(call, body), timeout_s)

@@ -36,7 +36,7 @@ from weft.core.errors import (
 from weft.core.testing import RecordingBackend
 from weft.engine.http.http_errors import error_body
 from weft.integrations.openai import openai_client, sync_openai_client
-from weft.integrations.openai.errors import error_response
+from weft.integrations.openai.transport import error_response
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 

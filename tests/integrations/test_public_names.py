@@ -6,6 +6,7 @@ import importlib
 import pickle
 import re
 import sys
+from importlib.metadata import distributions
 
 import pytest
 
@@ -16,8 +17,15 @@ NAMES = {
     "autogen": ["ClientConfigError", "TeamBindingError", "WeftChatCompletionClient", "bind_team"],
     "fastapi": ["AbortOnDisconnect", "error_response", "event_stream"],
     "openai": ["AsyncTransport", "Transport", "openai_client", "sync_openai_client"],
+    "otel": ["WeftSpanProcessor", "openai_client"],
 }
-REQUIRED = {"langchain": "langchain_core", "autogen": "autogen_agentchat", "openai": "openai", "fastapi": "starlette"}
+REQUIRED = {
+    "langchain": "langchain_core",
+    "autogen": "autogen_agentchat",
+    "openai": "openai",
+    "fastapi": "starlette",
+    "otel": "opentelemetry.sdk",
+}
 
 
 @pytest.mark.parametrize("framework", NAMES)
@@ -37,13 +45,15 @@ def test_public_names(framework: str) -> None:
         ("openai", "httpx2", r"'httpx2>=[\d.]+'"),
         ("openai", "openai", "openai"),  # vLLM says which one
         ("fastapi", "starlette", "starlette"),
+        ("otel", "opentelemetry-sdk", r"'opentelemetry-sdk>=[\d.]+'"),
     ],
 )
 def test_a_missing_framework_is_a_typed_error(
     framework: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The import of an integration without its framework says what to install. Such code catches ImportError."""
-    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
+
+    monkeypatch.setattr("weft.integrations.discover", lambda name: [] if name == package else distributions(name=name))
     monkeypatch.delitem(sys.modules, f"weft.integrations.{framework}", raising=False)
     with pytest.raises(MissingPackageError) as caught:
         importlib.import_module(f"weft.integrations.{framework}")

@@ -444,8 +444,8 @@ def test_twenty_programs_at_once_do_not_mix(backend: RecordingBackend, where: st
 
 
 FOR_USERS = {
-    *("attained", "branch", "callbacks", "config", "end", "expect_call", "graph", "is_branch", "parent_program_id"),
-    *("row", "state"),
+    *("attach", "attained", "branch", "callbacks", "config", "end", "expect_call", "graph", "is_branch"),
+    *("parent_program_id", "row", "state"),
 }
 
 
