@@ -123,6 +123,7 @@ async def test_recording_changes_no_answer(
 
     whole, chunks = await ask()
     monkeypatch.setattr(engine.call_path, "_recorder", None)
+    monkeypatch.setattr(engine.programs.observers, "_told", {})
     plain, plain_chunks = await ask()
     tool_call, plain_tool_call = (
         answer["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (whole, plain)
