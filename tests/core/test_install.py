@@ -15,7 +15,7 @@ from weft.core.errors.install import _requirements, pip_install
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OF_MESSAGES = ("langchain", "autogen", "ray", "top", "cpu", "gpu")  # the extras that messages name parts of
+OF_MESSAGES = ("langchain", "autogen", "openai", "ray", "top", "cpu", "gpu")  # the extras that messages name parts of
 SOURCES = [path for folder in ("core", "engine", "integrations", "src") for path in (ROOT / folder).rglob("*.py")]
 
 
@@ -32,7 +32,7 @@ def test_the_command_has_the_versions_of_pyproject(wanted: str) -> None:
 
 def test_other_distributions_are_named_without_a_version() -> None:
     """Weft requires no version of what vLLM brings along."""
-    assert pip_install("openai", "starlette") == "pip install openai starlette"
+    assert pip_install("uvicorn", "starlette") == "pip install uvicorn starlette"
 
 
 def test_the_command_is_there_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

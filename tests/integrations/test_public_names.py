@@ -43,7 +43,7 @@ def test_public_names(framework: str) -> None:
         ("langchain", "langchain-core", r"'langchain-core<[\d.]+,>=[\d.]+'"),
         ("autogen", "autogen-core", r"'autogen-core>=[\d.]+'"),
         ("openai", "httpx2", r"'httpx2>=[\d.]+'"),
-        ("openai", "openai", "openai"),  # vLLM says which one
+        ("openai", "openai", r"'openai>=[\d.]+'"),
         ("fastapi", "starlette", "starlette"),
         ("otel", "opentelemetry-sdk", r"'opentelemetry-sdk>=[\d.]+'"),
     ],

@@ -68,7 +68,7 @@ def test_a_command_that_needs_an_engine_says_what_to_install(
         ("weft.Engine('org/model')", "VllmUnavailableError", INSTALL),
         ("asyncio.run(weft.Engine.create())", "VllmUnavailableError", INSTALL),
         ("weft.AsyncMultiLLMEngine(replicas=2)", "VllmUnavailableError", INSTALL),
-        ("weft.openai_client", "MissingPackageError", "pip install openai"),
+        ("weft.openai_client", "MissingPackageError", "pip install 'openai>="),
         ("import weft.integrations.langchain", "MissingPackageError", "pip install 'langchain-core<"),
         ("import weft.integrations.autogen", "MissingPackageError", "pip install 'autogen-core>="),
     ],
