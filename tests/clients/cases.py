@@ -458,11 +458,19 @@ def shorter(request: Mapping[str, Any]) -> AnyReply:
     return f"It is warm, says the {'reporter' if 'reporter' in systems(request) else 'editor'}."
 
 
+def named(request: Mapping[str, Any]) -> AnyReply:
+    """The same to all, in the form that the framework asks for."""
+    if "final_answer" in json.dumps(request["tools"]):
+        return Reply("", [("final_answer", {"answer": "A gull."})])
+    return "[[ ## answer ## ]]\nA gull.\n\n[[ ## completed ## ]]" if "[[ ##" in everything(request) else "A gull."
+
+
 def reported(request: Mapping[str, Any]) -> AnyReply:
     """The reporter looks the weather up, and the editor makes its report shorter."""
     return reporter(request) if "reporter" in systems(request) else "It is warm in Rome, say the papers."
 
 
+BY_HEADER: Final[dict[str, Any]] = {"identified_by": "weft-program-id"}
 # As the clients call themselves; the other ones use OpenAI's SDK as it is.
 NAMES: Final = {
     "claude-code": "claude-code",
@@ -519,7 +527,9 @@ _CASES: Final[list[Case]] = [
     framework(LANGGRAPH, "deepagents", deep, "a b0 a1"),
     framework(DSPY, "one run", react, "a a0 a1"),
     framework(DSPY, "two at once", react, "a a0 a1", "a a0 a1"),
+    framework(DSPY, "header", named, "a b", **BY_HEADER),
     framework(SMOLAGENTS, "one run", managed, "a b0 b1 a2"),
+    framework(SMOLAGENTS, "header", named, "a b", **BY_HEADER),
     framework(PYDANTIC_AI, "one run", ASK, "a b0 b1 a2"),
     framework(PYDANTIC_AI, "two at once", ASK, "a b0 b1 a2", "a b0 b1 a2"),
     framework(PYDANTIC_AI, "resume", ASK, "a b0 b1 a2 a3"),
@@ -540,10 +550,12 @@ _CASES: Final[list[Case]] = [
     framework(AUTOGEN, "magentic", magentic, "a a0 a1 b2 a3 a4"),
     framework(CREWAI, "sequential", crew, "a a0 b1"),
     framework(CREWAI, "hierarchical", crew, "a b0 b1 a2"),
+    framework(CREWAI, "header", named, "a b", **BY_HEADER),
     framework(AIDER, "three turns", noted, "a a0 a1"),
     framework(ADK, "agent tool", chief("reporter", {"request": WHAT}), "a b0 b1 a2"),
     framework(ADK, "sequential", reported, "a a0 b1"),
     framework(ADK, "transfer", desk("transfer_to_agent", {"agent_name": "reporter"}), "a a0 a1"),
+    framework(ADK, "header", named, "a b", **BY_HEADER),
     framework(AGENT_FRAMEWORK, "one run", reporter, "a a0"),
     framework(AGENT_FRAMEWORK, "two at once", reporter, "a a0", "a a0"),
     framework(AGENT_FRAMEWORK, "sequential", reported, "a a0 a1"),

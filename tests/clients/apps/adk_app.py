@@ -6,8 +6,11 @@ import asyncio
 import os
 import sys
 
-from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.lite_llm import LiteLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
@@ -15,12 +18,24 @@ from google.genai import types
 MODEL = LiteLlm("openai/scripted", api_base=os.environ["OPENAI_BASE_URL"], api_key="none")
 
 
+class RunHeader(BasePlugin):
+    """Names the run in each request: the invocation is the same for all agents of a run."""
+
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        options = llm_request.config.http_options or types.HttpOptions()
+        options.headers = {**(options.headers or {}), "weft-program-id": callback_context.invocation_id}
+        llm_request.config.http_options = options
+
+
 def weather(city: str) -> str:
     """Look up the weather of a city."""
     return f"{city}: warm"
 
 
-def root(kind: str) -> LlmAgent | SequentialAgent:
+def root(kind: str) -> LlmAgent | SequentialAgent | ParallelAgent:
+    if kind == "header":  # two at once that share nothing
+        both = [LlmAgent(name=thing, model=MODEL, instruction=f"Name a {thing}.") for thing in ("fish", "bird")]
+        return ParallelAgent(name="both", sub_agents=both)
     reporter = LlmAgent(
         name="reporter", model=MODEL, description="Knows it.", instruction="You are the reporter.", tools=[weather]
     )
@@ -33,7 +48,7 @@ def root(kind: str) -> LlmAgent | SequentialAgent:
 
 
 async def ask(kind: str, city: str) -> None:
-    runner = InMemoryRunner(root(kind), app_name="app")
+    runner = InMemoryRunner(root(kind), app_name="app", plugins=[RunHeader("run")] if kind == "header" else [])
     session = await runner.session_service.create_session(app_name="app", user_id=city)
     message = types.Content(role="user", parts=[types.Part(text=f"How is the weather in {city}?")])
     async for _event in runner.run_async(user_id=city, session_id=session.id, new_message=message):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["OTEL_SDK_DISABLED"] = "true"
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 from crewai import LLM, Agent, Crew, Process, Task
 from crewai.tools import tool
 
-model = LLM(model="openai/scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="none")
+run = {"weft-program-id": str(uuid4())} if sys.argv[1] == "header" else None
+model = LLM(model="openai/scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="none", default_headers=run)
 
 
 @tool("weather")
@@ -31,4 +34,15 @@ if sys.argv[1] == "hierarchical":
 else:
     edit = Task(description="Make it shorter.", expected_output="A sentence.", agent=editor, context=[report])
     crew = Crew(agents=[reporter, editor], tasks=[report, edit])
-crew.kickoff()
+if sys.argv[1] == "header":  # two at once that share nothing
+
+    def kickoff(thing: str) -> None:
+        namer = agent(f"namer of a {thing}", [])
+        Crew(
+            agents=[namer], tasks=[Task(description=f"Name a {thing}.", expected_output="A word.", agent=namer)]
+        ).kickoff()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(kickoff, ("fish", "bird")))
+else:
+    crew.kickoff()

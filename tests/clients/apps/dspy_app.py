@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import dspy
 
@@ -22,7 +23,12 @@ def ask(question: str) -> str:
         return str(dspy.ReAct("question -> answer", tools=[weather])(question=question).answer)
 
 
-if sys.argv[1].endswith("two at once"):
+if sys.argv[1] == "header":  # two at once that share nothing
+    run = model.copy(extra_headers={"weft-program-id": str(uuid4())})
+    with ThreadPoolExecutor(2) as pool, dspy.context(lm=run):
+        name = dspy.Predict("question -> answer")
+        list(pool.map(lambda thing: name(question=f"Name a {thing}.", lm=run), ("fish", "bird")))
+elif sys.argv[1].endswith("two at once"):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(ask, ["How is the weather in Rome?", "How is the weather in Oslo?"]))
 else:

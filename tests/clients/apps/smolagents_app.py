@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
@@ -17,9 +20,16 @@ def weather(city: str) -> str:
     return f"{city}: warm"
 
 
-model = OpenAIServerModel("scripted", api_base=os.environ["OPENAI_BASE_URL"], api_key="none")
+run = {"default_headers": {"weft-program-id": str(uuid4())}} if sys.argv[1] == "header" else None
+url = os.environ["OPENAI_BASE_URL"]
+model = OpenAIServerModel("scripted", api_base=url, api_key="none", client_kwargs=run)
 reporter = ToolCallingAgent(
     tools=[weather], model=model, name="reporter", description="Knows the weather.", max_steps=4
 )
-chief = ToolCallingAgent([], model, managed_agents=[reporter], max_steps=4)
-chief.run("How is the weather in Rome?")
+if sys.argv[1] == "header":  # two at once that share nothing
+    with ThreadPoolExecutor() as pool:
+        both = [ToolCallingAgent([], model, max_steps=2) for _ in range(2)]
+        list(pool.map(lambda agent, thing: agent.run(f"Name a {thing}."), both, ("fish", "bird")))
+else:
+    chief = ToolCallingAgent([], model, managed_agents=[reporter], max_steps=4)
+    chief.run("How is the weather in Rome?")
