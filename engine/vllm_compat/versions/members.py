@@ -369,7 +369,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.outputs.CompletionOutput": Uses(read=("token_ids",)),
     "vllm.sampling_params.SamplingParams": Uses(
         read=("extra_args", "n", "output_kind"),
-        passed=("detokenize", "extra_args", "ignore_eos", "max_tokens", "output_kind", "temperature"),
+        passed=("detokenize", "extra_args", "ignore_eos", "logprobs", "max_tokens", "output_kind", "temperature"),
     ),
     "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
     "vllm.platforms.interface.Platform": Uses(called={"is_cpu": "(self) -> bool", "is_cuda": "(self) -> bool"}),
