@@ -39,7 +39,7 @@ class Exactness(NamedTuple):
     different: list[str]  # the calls with other differences
 
 
-class PreemptingScheduler(WeftScheduler):
+class SelfTestScheduler(WeftScheduler):
     """Forces running calls out before steps, at random."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class PreemptingScheduler(WeftScheduler):
         return 0 if self._swap is None else self._swap.stats().swaps_in
 
 
-def self_test(scheduler: type[PreemptingScheduler] = PreemptingScheduler) -> Exactness:
+def self_test(scheduler: type[SelfTestScheduler] = SelfTestScheduler) -> Exactness:
     """Run 50 calls on the tiny model in vLLM's own order, then under Weft with random preemptions, half of them swapped
     to host memory. The engines live in this process: set `VLLM_ENABLE_V1_MULTIPROCESSING=0` before vLLM is imported.
     """

@@ -250,10 +250,10 @@ SELF_TEST = """
 import json, os
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
 os.environ.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-from weft.engine.vllm.self_test import PreemptingScheduler, self_test
+from weft.engine.vllm.self_test import SelfTestScheduler, self_test
 from weft.engine.vllm_compat.names import kv_transfer_state
 
-class Losing(PreemptingScheduler):
+class Losing(SelfTestScheduler):
     def force_out(self, request):
         super().force_out(request)
         if request.num_output_tokens > 1:
