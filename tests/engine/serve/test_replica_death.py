@@ -146,8 +146,7 @@ async def test_a_replica_is_killed_and_no_answer_is_lost_or_doubled(pair: Server
         assert [calls[f"program-{number}"] for number in range(CALLS)] == [1] * CALLS
         (lost,) = [each["engine_id"] for each in after["replicas"] if each["deaths"]]
         assert any(each["calls_in_flight"] and lost in each["engine_ids"] for each in before["programs"])
-        while not all(each["state"] == "ready" for each in (await state(client))["replicas"]):  # noqa: ASYNC110  over HTTP
-            await asyncio.sleep(0.5)
+        await until(are_ready, client)
         assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
         assert len(pair.engines()) == 2
         assert await ask(client, 0, "after") == expected[0]
@@ -213,6 +212,7 @@ async def test_calls_move_while_replicas_die(pair: Server) -> None:
     Meanwhile clients leave and deadlines pass. Each other call gets its whole answer, once.
     """
     async with httpx.AsyncClient(base_url=pair.url, timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+        await until(are_ready, client)
         expected = await ask(client, 0, "reference")
         crowd = Crowd(client, expected)
         async with asyncio.timeout(600), asyncio.TaskGroup() as clients:
@@ -229,7 +229,7 @@ async def test_calls_move_while_replicas_die(pair: Server) -> None:
             before = (await state(client))["replicas"]
             first.kill()
             await until(lambda now: sum_of("deaths", now) > sum_of("deaths", before), client)
-            await until(lambda now: all(each["state"] == "ready" for each in now), client)
+            await until(are_ready, client)
             assert sum_of("stolen", before) == sum_of("stolen", (await state(client))["replicas"])
             other.resume()
             await until(lambda now: sum_of("stolen", now) > sum_of("stolen", before), client)
@@ -241,6 +241,11 @@ async def test_calls_move_while_replicas_die(pair: Server) -> None:
             crowd.is_over = True
         assert set(crowd.done) == {expected}
         await until(lambda now: not sum_of("calls", now), client)
+
+
+def are_ready(replicas: list[dict[str, Any]]) -> bool:
+    """Whether all replicas take calls."""
+    return all(each["state"] == "ready" for each in replicas)
 
 
 def sum_of(name: str, replicas: list[dict[str, Any]]) -> int:
