@@ -81,3 +81,15 @@ def contexts_to_fetch(
             room_tokens -= each.host_tokens
             done_s += copy_s
     return found
+
+
+def loads_beside(running: int) -> bool:
+    """Whether a call that could start waits while its context is copied back, or its own step waits for the copy.
+
+    A step that waits delays all running calls by the whole copy, and a call that waits is delayed by the rest of a step
+    more. So a call waits as soon as there is another to compute meanwhile.
+
+    Args:
+        running: The calls that run.
+    """
+    return running > 0

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from weft.core.kv_cache.fetch_ahead import (
     EVERY_S,
@@ -59,7 +59,8 @@ class Spills:
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
         self._is_short = False
         self._step_blocks = max(1, int(SPILL_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
-        store.at_plan = self._spill_reused
+        store.at_plan = self._step_formed
+        self._copied_from: dict[int, Any] = {}  # by block that is copied out beside steps: its hash
 
     def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
         """Have vLLM tell when it gives these blocks away. A call that is about to be freed has them."""
@@ -82,7 +83,7 @@ class Spills:
         """
         has_copied = False
         store, retention = self._store, self._retention
-        while self._copying and self._copying[0][0] <= store.reported:
+        while self._copying and self._copying[0][0] <= store.copied:
             context = self._copying.popleft()[1]
             chain = retention.chain_of(context)
             has_all = context.host_tokens >= max(1, len(chain) * store.block_tokens)  # not blocks that only others keep
@@ -91,7 +92,7 @@ class Spills:
                 has_copied = True
         of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
         self._is_short = is_short(of_nobody, most_blocks, len(self._pool.blocks))
-        left = self._step_blocks if self._is_short else 0
+        left = self._step_blocks - len(store.spilling) if self._is_short else 0
         while retention.spills and left > 0:
             context = next(iter(retention.spills))
             chain = retention.chain_of(context)
@@ -104,7 +105,8 @@ class Spills:
                     break
                 blocks[index] = block.block_id
             left -= max(1, len(blocks))
-            is_kept = self._pays(context) and store.keep(context, chain, blocks)
+            is_kept = self._pays(context) and store.keep(context, chain, blocks, beside=True)
+            self._copied_from.update((number, self._pool.blocks[number].block_hash) for number in blocks.values())
             if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
                 break  # the rest follows in the next step
             del retention.spills[context]
@@ -117,7 +119,7 @@ class Spills:
 
     def reset(self) -> None:
         """vLLM has emptied its prefix cache."""
-        self._reused.clear()
+        self._reused.clear()  # what is being copied out may be overwritten now, but its hash is gone
         self._gone.clear()
         self._copying.clear()
         self._retention.spills.clear()
@@ -125,7 +127,7 @@ class Spills:
     @property
     def wants_step(self) -> bool:
         """Whether a step would copy something."""
-        is_done = bool(self._copying) and self._copying[0][0] <= self._store.reported
+        is_done = bool(self._copying) and self._copying[0][0] <= self._store.copied
         return is_done or (self._is_short and bool(self._retention.spills))
 
     def _pays(self, context: Context) -> bool:
@@ -136,12 +138,19 @@ class Spills:
         if block.block_hash == content:
             self._reused[key] = block.block_id
 
-    def _spill_reused(self) -> None:
+    def _step_formed(self) -> None:
+        """vLLM has given blocks away in the step."""
+        reused, self._reused = self._reused, {}
+        if self._copied_from:
+            taken, blocks = set(reused.values()), self._pool.blocks
+            of = self._copied_from = {number: self._copied_from.get(number) for number in self._store.spilling}
+            self._store.hurry(lambda number: number in taken or blocks[number].block_hash != of[number])
+        if reused:
+            self._spill_reused(reused)
+
+    def _spill_reused(self, reused: dict[Hashable, int]) -> None:
         """Of the blocks that the step overwrites, plan to copy those of open programs' contexts. They are forgotten
         later, since that delays the step."""
-        reused, self._reused = self._reused, {}
-        if not reused:
-            return
         block_at, block_of = self._retention.tree.get, self._block_of
         lost: dict[Block, int] = {}
         ends: dict[Context, Block] = {}  # of the contexts that lose blocks and are not in host memory
@@ -179,18 +188,20 @@ class Spills:
             self._forget([key for key in gone if self._block_of(key) is None], self._store.now_s)
 
 
+_MOST_WAITS: Final = 3  # for copies beside steps by one call, before it starts with what is there
 _MANY: Final = 100  # contexts that are asked every EVERY_S; more are not asked as often
 _ASK_S: Final = 1.0  # so often a context is asked when it is due, though nothing happens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Fetch:
     number: int  # of its plan
-    context: Context
-    chain: list[Hashable]  # the keys of the context's blocks up to the last one that comes
+    context: Context | None  # None: a call waits for it
+    chain: list[Hashable]  # the keys of the blocks up to the last one that comes
     slots: list[int]
     there: list[KVCacheBlock]  # the blocks before, which must stay, or come by the same plan
     coming: list[KVCacheBlock]
+    call: str | None = None
 
 
 class Fetches:
@@ -202,6 +213,7 @@ class Fetches:
         pool: vLLM's blocks.
         block_of: The block that holds a key, if there is one.
         note: Is told which block holds a key from now on.
+        spare: Is told of blocks that vLLM finds, and nobody needs.
         make_room: Has the next blocks that the policy gives away at the front of vLLM's free list, so many.
     """
 
@@ -213,6 +225,7 @@ class Fetches:
         *,
         block_of: Callable[[Hashable], KVCacheBlock | None],
         note: Callable[[Hashable, KVCacheBlock], Any],
+        spare: Callable[[Hashable, KVCacheBlock], Any],
         make_room: Callable[[int, float], None],
     ) -> None:
         self._store = store
@@ -220,8 +233,11 @@ class Fetches:
         self._pool = pool
         self._block_of = block_of
         self._note = note
+        self._spare = spare
         self._make_room = make_room
         self._under_way: list[_Fetch] = []
+        self._waits: dict[str, list[int]] = {}  # by call: the plans that it has waited for, and does
+        self._brought: dict[str, list[tuple[Hashable, KVCacheBlock]]] = {}  # by call: what came for it
         self._next_s = -math.inf
         self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self._idle_until_s = -math.inf  # until then nothing is due that has room, unless something changes
@@ -264,21 +280,91 @@ class Fetches:
         return bool(self._under_way)
 
     def let_go_if_short(self, most_blocks: int) -> None:
-        """Give back the blocks of all fetches under way if the next step may need them."""
-        if self._under_way and self._pool.get_num_free_blocks() < self._spared(most_blocks):
-            self.let_go()
+        """Give back the blocks of all fetches ahead of need if the next step may need them."""
+        ahead = [fetch for fetch in self._under_way if fetch.context is not None]
+        if ahead and self._pool.get_num_free_blocks() < self._spared(most_blocks):
+            self._drop(ahead)
 
     def _spared(self, most_blocks: int) -> int:
         return most_blocks + 1 + len(self._pool.blocks) // WATERMARK
 
     def let_go(self) -> None:
-        """Give back the blocks of all fetches under way, as if there had been none. Those that the workers do not know
-        yet are taken out of the plan, whose step may need the blocks. To the others the workers may still write, but do
-        so before anything that a later step writes."""
-        dropped, self._under_way = self._under_way, []
-        self._store.withdraw_fetches()
+        """Give back the blocks of all fetches under way, as if there had been none."""
+        self._drop(self._under_way)
+
+    def _drop(self, dropped: list[_Fetch]) -> None:
+        """Those that the workers do not know yet are taken out of the plan, whose step may need the blocks. To the
+        others the workers may still write, so the next step waits for that."""
+        self._under_way = [fetch for fetch in self._under_way if fetch not in dropped]
         for fetch in dropped:
+            if fetch.number == self._store.next_plan:
+                self._store.withdraw_fetches(fetch.slots)
+            self._store.wait_for(fetch.number)
             self._free(fetch)
+
+    # -- for calls that wait
+
+    def load(self, call: str, hashes: Sequence[Hashable], first: int, spared: int) -> bool:
+        """Have a call that could start wait for its blocks, if they come from host memory beside the steps or can.
+
+        Args:
+            call: The call.
+            hashes: vLLM's hashes of the blocks that it would find.
+            first: How many of them it finds on the device.
+            spared: How many blocks stay free besides all of these.
+
+        Returns:
+            Whether it waits. Otherwise it starts, and its step waits for the copies.
+        """
+        waits = self._waits.get(call, [])
+        if not self._store.copies_beside or len(waits) == _MOST_WAITS or first >= len(hashes):
+            return False
+        coming = {key: fetch.number for fetch in self._under_way for key in fetch.chain[len(fetch.there) :]}
+        number = coming.get(hashes[first])  # calls with a common prefix fetch it once
+        if number is None:
+            count = self._store.ready(hashes, first)
+            count = next((index for index in range(count) if hashes[first + index] in coming), count)
+            number = self._load(call, hashes, first, count, spared)
+        if number is not None:
+            self._waits[call] = [*waits, number]
+        return number is not None
+
+    def _load(self, call: str, hashes: Sequence[Hashable], first: int, count: int, spared: int) -> int | None:
+        """Plan to fetch the next `count` blocks of a call. Returns the number of the plan; None if there is no room."""
+        store, pool = self._store, self._pool
+        there = [block for key in hashes[:first] if (block := self._cached(key)) is not None]
+        taken = sum(not block.ref_cnt for block in there)
+        needed = taken + len(hashes) - first + spared
+        if not count or len(there) < first or pool.get_num_free_blocks() < needed:
+            return None
+        pool.touch(there)
+        self._make_room(needed - taken, store.now_s)
+        new = pool.get_new_blocks(count)
+        number, slots = store.fetch(hashes, first, [block.block_id for block in new], for_call=True)
+        self._under_way.append(_Fetch(number, None, list(hashes[: first + count]), slots, there, new, call))
+        return number
+
+    @property
+    def calls_waiting(self) -> int:
+        """The calls that wait for copies."""
+        return sum(map(self.is_awaited_by, self._waits)) if self._under_way else 0
+
+    def is_awaited_by(self, call: str) -> bool:
+        """Whether a call waits for a copy."""
+        numbers = self._waits.get(call)
+        return numbers is not None and any(fetch.number == numbers[-1] for fetch in self._under_way)
+
+    def call_began(self, call: str) -> None:
+        """A call has started, with what came for it."""
+        self._waits.pop(call, None)
+        self._brought.pop(call, None)
+
+    def call_left(self, call: str) -> None:
+        """A call has left. If it never started, what came for it is of no use to it."""
+        self._waits.pop(call, None)
+        for key, block in self._brought.pop(call, ()):
+            if block.block_hash == make_block_hash_with_group_id(cast("Any", key), 0):
+                self._spare(key, block)
 
     def _due(self, running: Collection[RunningCall], copy_token_s: float, lead_s: float) -> list[Context]:
         retention, now_s = self._retention, self._store.now_s
@@ -346,31 +432,44 @@ class Fetches:
 
     def _reported(self) -> None:
         """The workers have reported on a plan."""
-        done = [fetch for fetch in self._under_way if fetch.number <= self._store.reported]
+        done = [fetch for fetch in self._under_way if fetch.number <= self._store.copied]
         if not done:
             return
-        self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.reported]
+        self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.copied]
         self.looks = True  # there may be more
         for fetch in done:
             before, keys = fetch.chain[: len(fetch.there)], fetch.chain[len(fetch.there) :]
             # A slot that could not be read is forgotten. So are those of a program that has ended.
+            context, is_found = fetch.context, self._block_of if fetch.context is not None else self._cached
             is_valid = (
                 self._store.has_kept(keys, fetch.slots, fetch.number)
-                and self._store.tier.tree.end_of(fetch.context) is not None
-                and all(self._block_of(key) is not None for key in before)  # else nobody finds what follows
+                and (context is None or self._store.tier.tree.end_of(context) is not None)
+                and all(is_found(key) is not None for key in before)  # else nobody finds what follows
             )
             if is_valid:
                 for index, (key, block) in enumerate(zip(keys, fetch.coming, strict=True), start=len(fetch.there)):
-                    self._insert(key, block, (index + 1) * self._store.block_tokens)
+                    self._insert(key, block, (index + 1) * self._store.block_tokens, fetch)
             self._free(fetch)
-            if is_valid:
-                self._retention.fetched(fetch.context, fetch.chain, self._store.now_s)
+            if is_valid and context is not None:
+                self._retention.fetched(context, fetch.chain, self._store.now_s)
 
-    def _insert(self, key: Any, block: KVCacheBlock, num_tokens: int) -> None:
+    def _insert(self, key: Any, block: KVCacheBlock, num_tokens: int, fetch: _Fetch) -> None:
         """Have vLLM find a block, unless it finds another with the same content already."""
-        if self._pool.get_cached_block(key, [0]) is None:
-            self._pool._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens)  # noqa: SLF001
+        if self._cached(key) is not None:
+            return
+        self._pool._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens)  # noqa: SLF001
+        if fetch.call is None:
             self._note(key, block)
+        elif fetch.call in self._waits:
+            self._brought.setdefault(fetch.call, []).append((key, block))
+            self._store.brought(fetch.call, self._store.block_tokens)
+        else:  # it has left
+            self._spare(key, block)
+
+    def _cached(self, key: Any) -> KVCacheBlock | None:
+        """The block that vLLM finds."""
+        blocks = self._pool.get_cached_block(key, [0])
+        return blocks[0] if blocks else None
 
     def _free(self, fetch: _Fetch) -> None:
         self._pool.free_blocks([*reversed(fetch.coming), *reversed(fetch.there)])

@@ -57,10 +57,12 @@ _EMPTY_PLAN: Final = StepPlan()  # shared by the many steps without a swap; betw
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """What a worker tells the scheduler: how fast it copies, and how a plan went."""
+    """What a worker tells the scheduler: how fast it copies, and how plans went."""
 
     speed: CopySpeed | None = None
+    copies_beside: bool = False  # with `speed`: whether its copies can run beside steps
     executed: Executed | None = None
+    beside: tuple[Executed, ...] = ()  # the plans of which a worker has ended the copies beside steps
     has_memory: bool = True
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
@@ -70,7 +72,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
         plans = [each.executed for each in (self, other) if each.executed is not None]
         return WorkerReport(
             speeds[0].slowest(speeds[-1]) if speeds else None,
+            self.copies_beside and other.copies_beside,
             plans[0].together(plans[-1]) if plans else None,
+            self.beside + other.beside,
             self.has_memory and other.has_memory,
         )
 
@@ -113,6 +117,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._num_blocks = kv_cache_config.num_blocks
         self.store: HostStore | None = None
         self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
+        # Whether a request that could start waits instead for its KV. vLLM has found so many of its tokens.
+        self.loads_beside: Callable[[Request, int], bool] = lambda _request, _found_tokens: False
         self._idle_polls = 0
         self._worker: SwapWorker | None = None
         self._unsent: WorkerReport | None = None  # what the scheduler does not know yet
@@ -124,6 +130,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             block_tokens = vllm_config.cache_config.block_size
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
             self.store = HostStore(self._slots, block_tokens, choice)
+            self.store.workers = vllm_config.parallel_config.world_size
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -132,12 +139,15 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- called in the scheduler's process
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self.store is None:
             return 0, False
         key = request.request_id
+        tokens = self.store.match(key, request.block_hashes, num_computed_tokens, request.num_tokens)
+        if tokens and self.loads_beside(request, num_computed_tokens):
+            return None, False  # vLLM passes the request over, and asks again in the next step
         self._local_tokens[key] = num_computed_tokens
-        return self.store.match(key, request.block_hashes, num_computed_tokens, request.num_tokens), False
+        return tokens, False
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         local = self._local_tokens.pop(request.request_id, 0)
@@ -146,11 +156,12 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self.store.resume(request.request_id, request.block_hashes, ids, local, local + num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        del scheduler_output
         self._local_tokens.clear()
         plan = self.store.take_plan() if self.store is not None else None
         if plan is not None:
             self._idle_polls = 0
+        elif self.store is not None and self.store.under_way and not scheduler_output.total_num_scheduled_tokens:
+            plan = SwapPlan(waits_for=self.store.under_way)  # there is nothing to do beside the copies
         return _EMPTY_PLAN if plan is None else StepPlan(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -161,8 +172,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self.store.memory_lost()
         if report.speed is not None:
             self.store.choice.observe_copy(report.speed)
+            self.store.copies_beside = report.copies_beside
         if report.executed is not None:
             self.store.executed(report.executed)
+        for each in report.beside:
+            self.store.copied_beside(each)
 
     def has_pending_push_work(self) -> bool:
         """Whether an engine without requests has to step: to copy, or to learn that a copy is done."""
@@ -194,7 +208,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots)
-            self._unsent = WorkerReport(self._worker.measure())
+            self._unsent = WorkerReport(self._worker.measure(), self._worker.copies_beside)
         except SwapError as error:
             self._unsent = WorkerReport(has_memory=False)
             get_logger().warning(
@@ -204,11 +218,17 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if not isinstance(kv_connector_metadata, StepPlan):
             return
-        plan = kv_connector_metadata.plan
+        plan, worker = kv_connector_metadata.plan, self._worker
+        done = worker.take_done(wait=not plan.number) if worker is not None and plan.waits_for else ()
         if plan.number:
-            lost = self._worker.swap_out(plan) if self._worker is not None else plan.out.slots
+            lost = worker.swap_out(plan) if worker is not None else plan.out.slots
             self._unsent = self._unsent or WorkerReport()
             self._unsent.executed = Executed(plan.number, tuple(lost))
+            if worker is None and (plan.spill.slots or plan.fetch.slots):
+                done += (Executed(plan.number, tuple(plan.spill.slots), tuple(plan.fetch.slots)),)
+        if done:
+            self._unsent = self._unsent or WorkerReport()
+            self._unsent.beside += done
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         del forward_context, kwargs
@@ -218,8 +238,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         plan = metadata.plan
         if self._worker is None:
             self._failed = {block for load in plan.loads for block in load.blocks}
-            executed.unread = tuple({slot for load in (*plan.loads, plan.fetch) for slot in load.slots})
-        elif plan.loads or plan.fetch.slots:
+            executed.unread = tuple({slot for load in plan.loads for slot in load.slots})
+        elif plan.loads:
             self._failed, unread, refused = self._worker.swap_in(plan)
             executed.unread, executed.refused = tuple(unread), tuple(refused)
 
@@ -230,6 +250,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        if self._worker is not None and (done := self._worker.take_done()):
+            self._unsent = self._unsent or WorkerReport()
+            self._unsent.beside += done
         unsent, self._unsent = self._unsent, None
         return unsent
 

@@ -85,6 +85,28 @@ class KvOrder:
     def use_prefill_speed(self, token_s: float) -> None:
         """A prompt token takes so many seconds."""
 
+    def loads_beside(self, request: Request, found_tokens: int, spared_blocks: int, now_s: float) -> bool:
+        """A call is about to start. Whether it waits instead, while its KV comes from host memory beside the steps.
+
+        Args:
+            request: vLLM's request.
+            found_tokens: In vLLM's cache, in full blocks.
+            spared_blocks: The free blocks that the call and those that run will take besides.
+            now_s: The time.
+        """
+        del request, found_tokens, spared_blocks, now_s
+        return False
+
+    @property
+    def calls_loading(self) -> int:
+        """How many calls wait for that."""
+        return 0
+
+    def is_loading(self, request_id: str) -> bool:
+        """Whether the call of a request waits for that."""
+        del request_id
+        return False
+
     def before_step(self, step: NextStep, now_s: float) -> None:
         """vLLM is about to allocate the blocks of a step."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.core.errors import SwapError
@@ -27,32 +27,43 @@ class SwapBatch:
 
 @dataclass(slots=True)
 class SwapPlan:
-    """What the workers copy in one step: first out, before anything is written, then in, before the model runs."""
+    """What the workers copy with one step: first out, before anything is written, then in, before the model runs.
+
+    `spill` and `fetch` are copied beside the step and those after it, in the order of the plans. No step uses what they
+    write, or overwrites what they read, before their report is there, or else its plan says that it waits for them.
+    """
 
     out: SwapBatch = field(default_factory=SwapBatch)
     loads: list[SwapBatch] = field(default_factory=list)  # one for each call that starts or resumes
-    fetch: SwapBatch = field(default_factory=SwapBatch)  # for calls that are expected; no call of the step reads them
+    spill: SwapBatch = field(default_factory=SwapBatch)  # out, ahead of need
+    fetch: SwapBatch = field(default_factory=SwapBatch)  # in, for calls that wait or are expected
+    waits_for: int = 0  # the step begins when the copies beside steps of the plans up to this one have ended
     number: int = 0  # plans are numbered from 1 on
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to copy."""
-        return not (self.out.slots or self.loads or self.fetch.slots)
+    def batches_in(self) -> list[SwapBatch]:
+        """What is copied in before the model runs: one batch for all loads. They stay apart if two of them name the
+        same slot, as calls with a common prefix do, because the kernel refuses a batch that names a slot twice."""
+        blocks = [block for part in self.loads for block in part.blocks]
+        slots = [slot for part in self.loads for slot in part.slots]
+        if len(set(slots)) < len(slots) or len(set(blocks)) < len(blocks):
+            return self.loads
+        return [SwapBatch(blocks, slots)] if slots else []
 
     @property
-    def batches_in(self) -> list[SwapBatch]:
-        """What is copied in: one batch for all loads and the fetch. They stay apart if two of them name the same slot,
-        as calls with a common prefix do, because the kernel refuses a batch that names a slot or a block twice."""
-        parts = [*self.loads, self.fetch] if self.fetch.slots else self.loads
-        blocks = [block for part in parts for block in part.blocks]
-        slots = [slot for part in parts for slot in part.slots]
-        if len(set(slots)) < len(slots) or len(set(blocks)) < len(blocks):
-            return parts
-        return [SwapBatch(blocks, slots)] if slots else []
+    def written_slots(self) -> set[int]:
+        """The slots that it writes."""
+        return {*self.out.slots, *self.spill.slots}
+
+    @property
+    def read_slots(self) -> set[int]:
+        """The slots that it reads."""
+        return {slot for batch in (*self.loads, self.fetch) for slot in batch.slots}
 
     def check_integrity(self) -> None:
         """Raise SwapError unless each block and each slot is written once, by one copy. For tests."""
-        for what, batch in [("out", self.out), ("fetch", self.fetch), *(("a load", load) for load in self.loads)]:
+        named = [("out", self.out), ("spill", self.spill), ("fetch", self.fetch)]
+        for what, batch in [*named, *(("a load", load) for load in self.loads)]:
             if len(batch.blocks) != len(batch.slots):
                 raise SwapError(f"{what} has {len(batch.blocks)} blocks for {len(batch.slots)} slots")
             if len(set(batch.slots)) < len(batch.slots) or len(set(batch.blocks)) < len(batch.blocks):
@@ -60,11 +71,15 @@ class SwapPlan:
         written = [block for batch in (*self.loads, self.fetch) for block in batch.blocks]
         if len(set(written)) < len(written):
             raise SwapError(f"two copies of one plan write to the same block: {self}")
+        if not set(self.out.slots).isdisjoint(self.spill.slots):
+            raise SwapError(f"two copies of one plan write to the same slot: {self}")
+        if not self.read_slots.isdisjoint(self.spill.slots):
+            raise SwapError(f"a plan reads what is copied out beside its step: {self}")
 
 
 @dataclass(slots=True)
 class Executed:
-    """How a plan went. What is not named here was copied."""
+    """How a plan went, or what it copied beside steps. What is not named here was copied."""
 
     number: int
     lost: tuple[int, ...] = ()  # slots that were to be written, and hold nothing valid
@@ -89,12 +104,24 @@ class _Sent:
     left: list[tuple[str, list[int]]] = field(default_factory=list)  # the calls that have left since, with theirs
 
 
+@dataclass(slots=True)
+class _Beside:
+    """What a plan copies beside steps, and has not been reported by all workers."""
+
+    number: int
+    plan: SwapPlan
+    keys: dict[int, Hashable]  # of the blocks that it copies out, by slot
+    workers_left: int
+    failed: Executed
+    is_awaited: bool = False  # whether a step has waited for it, so that nothing can go wrong with later ones
+
+
 class SlotPlans:
     """Copies of contexts in host memory, by the keys of their blocks.
 
-    A copy is used once the reports of all plans before its own are there. So a copy of a block that could not be loaded
-    is never used. Each worker answers for its own failures: a slot that it could not write is a slot that it cannot
-    load, and vLLM computes what was not loaded.
+    A copy is used once the reports of all plans before its own are there, and one that was made beside steps once its
+    own is, too. So a copy of a block that could not be loaded is never used. Each worker answers for its own failures:
+    a slot that it could not write is a slot that it cannot load, and vLLM computes what was not loaded.
 
     Args:
         slots: KV blocks that the host memory holds.
@@ -108,6 +135,8 @@ class SlotPlans:
         at_plan: Called before a plan is handed out, once vLLM has allocated the blocks of the step.
         at_report: Called when the workers have reported on a plan.
         at_void: Called when no fetch may be used whose report is not there, and those not yet sent will not be.
+        workers: How many report on each plan.
+        copies_beside: Whether their copies can run beside steps. Otherwise each plan is done with its own step.
         tier: Whose the blocks are, and which go first.
     """
 
@@ -122,13 +151,20 @@ class SlotPlans:
         self.capacity_tokens = slots * block_tokens
         self._table = SlotTable(slots)
         self._is_lost = False  # the memory
+        self.workers = 1
+        self.copies_beside = False
         self._plan_of: dict[int, int] = {}  # by slot: the number of the plan that writes it
         self._plan = SwapPlan(number=1)
         self._out: dict[int, tuple[int, Hashable]] = {}  # what the present plan copies out: by slot, block and key
+        self._spill: dict[int, tuple[int, Hashable]] = {}  # and beside its step
         self._fetch: dict[int, int] = {}  # what it fetches: by slot, the block
+        self._for_calls = 0  # how many of these calls wait for
         self._readers: dict[str, list[int]] = {}  # the calls that it loads, with all their blocks
         self._reading: list[Block] = []  # the ends of the chains that it reads
         self._sent: deque[_Sent] = deque()
+        self._beside: deque[_Beside] = deque()
+        self._going_out: dict[int, int] = {}  # by slot that is written beside steps: the number of the plan
+        self._waits_for = 0  # up to which plan the next step waits for such copies
         self._reported = 0
         self._evicted = 0
         self._failed = 0
@@ -158,7 +194,13 @@ class SlotPlans:
     # -- copies
 
     def keep(
-        self, context: Context, chain: Sequence[Hashable], blocks: Mapping[int, int], tokens: int | None = None
+        self,
+        context: Context,
+        chain: Sequence[Hashable],
+        blocks: Mapping[int, int],
+        tokens: int | None = None,
+        *,
+        beside: bool = False,
     ) -> bool:
         """Have the blocks of a context in host memory: plan to copy out those that are not there yet.
 
@@ -167,9 +209,10 @@ class SlotPlans:
             chain: The keys of its blocks, the first one first.
             blocks: The device's blocks, by index in the chain. The others stay gaps.
             tokens: The tokens in all its blocks; None: the last one is full.
+            beside: Whether the copies may run beside steps. Then `hurry` tells of blocks that a step overwrites.
 
         Returns:
-            Whether all of `blocks` are in host memory, or will be after the step.
+            Whether all of `blocks` are in host memory, or will be once they are copied.
         """
         if self._is_lost:
             return False
@@ -184,7 +227,9 @@ class SlotPlans:
         for index, slot in zip(missing, slots or (), strict=False):
             self.tier.slots[chain[index]] = slot
             self._plan_of[slot] = self._plan.number
-            self._out[slot] = blocks[index], chain[index]
+            (self._spill if beside else self._out)[slot] = blocks[index], chain[index]
+            if beside:
+                self._going_out[slot] = self._plan.number
             copied = self.block_tokens if tokens is None else min(self.block_tokens, tokens - index * self.block_tokens)
             self.counts.spilled_tokens += copied
         self.tier.unpin(end)
@@ -195,20 +240,23 @@ class SlotPlans:
         count = 0
         for index in range(first, len(chain)):
             slot = self.tier.slots.get(chain[index])
-            if slot is None or self._plan_of[slot] > self._reported + 1:
+            if slot is None or slot in self._going_out or self._plan_of[slot] > self._reported + 1:
                 break
             count += 1
         return count
 
-    def fetch(self, chain: Sequence[Hashable], first: int, blocks: Sequence[int]) -> tuple[int, list[int]]:
-        """Plan to copy blocks back for a call that is expected. They are valid once the plan is reported, if
-        `has_kept` holds then.
+    def fetch(
+        self, chain: Sequence[Hashable], first: int, blocks: Sequence[int], *, for_call: bool = False
+    ) -> tuple[int, list[int]]:
+        """Plan to copy blocks back for a call that is expected, or that waits for it (`for_call`). They are valid once
+        the plan is `copied`, if `has_kept` holds then.
 
         Returns:
             The number of the plan, and the slots. No other fetch of the plan may have them.
         """
         slots = self._read(chain, first, first + len(blocks))
         self._fetch.update(zip(slots, blocks, strict=True))
+        self._for_calls += for_call * len(slots)
         return self._plan.number, slots
 
     def has_kept(self, chain: Sequence[Hashable], slots: Sequence[int], number: int) -> bool:
@@ -223,12 +271,33 @@ class SlotPlans:
         """The blocks that the present plan fetches into."""
         return set(self._fetch.values())
 
-    def withdraw_fetches(self) -> None:
-        """What the present plan was to fetch has no place any more. It is not copied."""
-        self._fetch.clear()
+    def hurry(self, is_overwritten: Callable[[int], bool]) -> None:
+        """The step overwrites blocks. Those that the present plan copies out beside it are copied before it, and it
+        waits for those that are being copied out.
+
+        Args:
+            is_overwritten: By block, whether the step overwrites it, or has given it to a call.
+        """
+        for slot in [slot for slot, (block, _) in self._spill.items() if is_overwritten(block)]:
+            self._out[slot] = self._spill.pop(slot)
+            del self._going_out[slot]
+        for each in self._beside:
+            if any(map(is_overwritten, each.plan.spill.blocks)):
+                self.wait_for(each.number)
+
+    def wait_for(self, number: int) -> None:
+        """The next step waits for the copies beside steps up to this plan, because it may use the blocks that these
+        write, or overwrite those that they read."""
+        if any(each.number == number and not each.is_awaited for each in self._beside):
+            self._waits_for = max(self._waits_for, number)
+
+    def withdraw_fetches(self, slots: Iterable[int]) -> None:
+        """What the present plan was to fetch from these slots has no place any more. It is not copied."""
+        for slot in slots:
+            self._fetch.pop(slot, None)
 
     def _void_fetches(self) -> None:
-        self.withdraw_fetches()
+        self._fetch.clear()
         if self.at_void is not None:
             self.at_void()
 
@@ -257,18 +326,35 @@ class SlotPlans:
             return None
         plan = self._plan
         plan.fetch = SwapBatch(list(self._fetch.values()), list(self._fetch))
-        self.counts.fetched_tokens += len(self._fetch) * self.block_tokens
+        self.counts.fetched_tokens += max(0, len(self._fetch) - self._for_calls) * self.block_tokens
         plan.out = SwapBatch([block for block, _ in self._out.values()], list(self._out))
+        plan.spill = SwapBatch([block for block, _ in self._spill.values()], list(self._spill))
+        plan.waits_for, self._waits_for = max(self._waits_for, self._latest_in_the_way(plan)), 0
+        for each in self._beside:
+            each.is_awaited = each.is_awaited or each.number <= plan.waits_for
         self._sent.append(_Sent(plan.number, {slot: key for slot, (_, key) in self._out.items()}, self._readers))
+        if plan.spill.slots or plan.fetch.slots:
+            keys = {slot: key for slot, (_, key) in self._spill.items()}
+            self._beside.append(_Beside(plan.number, plan, keys, self.workers, Executed(plan.number)))
         self._begin_plan(plan.number + 1)
         return plan
 
     @property
     def _has_plan(self) -> bool:
-        return bool(self._out or self._fetch) or not self._plan.is_empty
+        return bool(self._out or self._spill or self._fetch or self._plan.loads or self._waits_for)
+
+    def _latest_in_the_way(self, plan: SwapPlan) -> int:
+        """The latest plan that reads or writes slots beside steps which this one writes, since they were given up."""
+        written, used = plan.written_slots, plan.written_slots | plan.read_slots
+        for each in reversed(self._beside):
+            is_free = written.isdisjoint(each.plan.fetch.slots) and used.isdisjoint(each.plan.spill.slots)
+            if not (is_free or each.is_awaited):
+                return each.number
+        return 0
 
     def _begin_plan(self, number: int) -> None:
-        self._plan, self._out, self._fetch, self._readers = SwapPlan(number=number), {}, {}, {}
+        self._plan, self._for_calls = SwapPlan(number=number), 0
+        self._out, self._spill, self._fetch, self._readers = {}, {}, {}, {}
         reading, self._reading = self._reading, []
         for block in reading:
             self.tier.unpin(block)
@@ -277,12 +363,23 @@ class SlotPlans:
     def awaits_report(self) -> bool:
         """Whether the workers have not reported on a plan yet, or there is one that they do not have, or one whose
         fetches were withdrawn, and whose slots the next step gives up."""
-        return bool(self._sent or self._reading) or self._has_plan
+        return bool(self._sent or self._beside or self._reading) or self._has_plan
 
     @property
-    def reported(self) -> int:
-        """The number of the latest plan whose report is there."""
-        return self._reported
+    def under_way(self) -> int:
+        """The number of the latest plan whose copies beside steps are under way; 0 if none are."""
+        return self._beside[-1].number if self._beside else 0
+
+    @property
+    def spilling(self) -> list[int]:
+        """The blocks that are copied out beside steps, those of the present plan included."""
+        sent = [block for each in self._beside for block in each.plan.spill.blocks]
+        return sent + [block for block, _ in self._spill.values()]
+
+    @property
+    def copied(self) -> int:
+        """The number of the latest plan of which all copies are done, as those of all plans before."""
+        return min(self._reported, self._beside[0].number - 1) if self._beside else self._reported
 
     def executed(self, report: Executed) -> None:
         """The workers have carried out a plan. What they could not copy is forgotten. What they refused to read stays,
@@ -301,8 +398,29 @@ class SlotPlans:
                     self._lose(slot, by_slot[slot])
         if report.unread or report.refused:
             self.void()
-        if report.refused:
-            self._void_fetches()
+        if self.at_report is not None:
+            self.at_report()
+
+    def copied_beside(self, report: Executed) -> None:
+        """A worker has made the copies of a plan that run beside steps."""
+        for each in self._beside:
+            if each.number == report.number:
+                each.workers_left -= 1
+                each.failed = each.failed.together(report)
+        while self._beside and not self._beside[0].workers_left:
+            done = self._beside.popleft()
+            for slot, key in done.keys.items():
+                if self._going_out.get(slot) == done.number:
+                    del self._going_out[slot]
+                    if slot in done.failed.lost:
+                        self._lose(slot, key)
+            by_slot = {slot: key for key, slot in self.tier.slots.items()} if done.failed.unread else {}
+            for slot in done.failed.unread:
+                if slot in by_slot and self._plan_of[slot] <= done.number:
+                    self._lose(slot, by_slot[slot])
+            self._failed += len({*done.failed.lost, *done.failed.unread}) + len(done.failed.refused)
+            if done.failed.refused:
+                self._void_fetches()
         if self.at_report is not None:
             self.at_report()
 
@@ -323,8 +441,9 @@ class SlotPlans:
 
     def void(self) -> None:
         """Blocks hold no valid KV: no copy is used that was made since, and could be one of theirs."""
-        unsent = {slot: key for slot, (_, key) in self._out.items()}
-        for keys in (*(sent.keys for sent in self._sent), unsent):
+        unsent = {slot: key for slot, (_, key) in (*self._out.items(), *self._spill.items())}
+        sent = (each.keys for each in self._sent)
+        for keys in (*sent, *(each.keys for each in self._beside), unsent):
             for slot, key in keys.items():
                 self._lose(slot, key)
 
@@ -352,6 +471,8 @@ class SlotPlans:
     def _free(self, slot: int) -> None:
         """A slot is free. If the present plan was to write it, another block may get it in this step."""
         self._out.pop(slot, None)
+        self._spill.pop(slot, None)
+        self._going_out.pop(slot, None)
         if slot in self._fetch:  # the copy was lost after the fetch was planned
             self._void_fetches()
         del self._plan_of[slot]
@@ -367,8 +488,12 @@ class SlotPlans:
         if self.tier.slots.values() - self._plan_of.keys():
             raise SwapError("a slot was never written")
         owned = {slot: key for key, slot in self.tier.slots.items()}
-        if any(owned.get(slot) != key for slot, (_, key) in self._out.items()):
+        if any(owned.get(slot) != key for slot, (_, key) in (*self._out.items(), *self._spill.items())):
             raise SwapError("a plan writes a slot that is free, or that holds another block")
+        under_way = {slot: each.number for each in self._beside for slot in each.keys}
+        under_way |= dict.fromkeys(self._spill, self._plan.number)
+        if any(under_way.get(slot) != number for slot, number in self._going_out.items()):
+            raise SwapError("a slot is said to be written beside steps, and is not")
         if not self._fetch.keys() <= owned.keys():
             raise SwapError("a plan fetches from a slot that is free")
         if self._plan.loads:

@@ -41,6 +41,7 @@ class HostStore(SlotPlans):
         super().__init__(slots, block_tokens, choice)
         self._saved: dict[str, _SavedCall] = {}  # by request
         self._loaded: dict[str, int] = {}  # by request: tokens that its latest start loaded
+        self._brought: dict[str, int] = {}  # by request: tokens that came while it waited for them
         self._swaps_out = self._swaps_in = 0
         self._too_short = self._too_full = 0
 
@@ -98,18 +99,23 @@ class HostStore(SlotPlans):
         saved = self._saved.get(key)
         if saved is not None:
             self._need(saved, needed=False)
-        self._loaded[key] = count = max(0, end_tokens - start_tokens)
+        brought, count = self._brought.pop(key, 0), max(0, end_tokens - start_tokens)
+        self._loaded[key] = brought + count
+        self._swaps_in += saved is not None and brought + count > 0
+        self.counts.loaded_tokens += brought + count
         if not count:
             return
         chain = hashes if saved is None else saved.chain
         first, last = start_tokens // self.block_tokens, -(-end_tokens // self.block_tokens)
         self._plan.loads.append(SwapBatch(list(blocks[first:last]), self._read(chain, first, last)))
         self._readers[key] = list(blocks)
-        self._swaps_in += saved is not None
-        self.counts.loaded_tokens += count
+
+    def brought(self, key: str, tokens: int) -> None:
+        """So many tokens of a call that waits were copied back for it, and are in vLLM's cache now."""
+        self._brought[key] = self._brought.get(key, 0) + tokens
 
     def loaded_tokens(self, key: str) -> int:
-        """How many tokens the latest start of a call loaded."""
+        """How many tokens the latest start of a call loaded, or waited for."""
         return self._loaded.get(key, 0)
 
     def saved_tokens(self, key: str) -> int:
@@ -120,6 +126,7 @@ class HostStore(SlotPlans):
     def release(self, key: str) -> None:
         """A call has ended, or its copy is void: free the slots that nobody else needs."""
         self._loaded.pop(key, None)
+        self._brought.pop(key, None)
         saved = self._saved.pop(key, None)
         if saved is not None:
             self.tier.drop(saved.context)

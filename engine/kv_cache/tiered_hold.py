@@ -13,7 +13,7 @@ from weft.engine.kv_cache.ahead import Fetches, Spills
 from weft.engine.kv_cache.order import CallKv, EndedFirstOrder, KvOrder, NextStep
 from weft.engine.kv_cache.soft_hold import SoftHold
 from weft.engine.kv_cache.store import HostStore
-from weft.engine.vllm_compat.names import BlockPool
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 
 class TieredHold(SoftHold):
@@ -31,7 +31,15 @@ class TieredHold(SoftHold):
         self._store = store
         self.host_tokens = store.capacity_tokens
         self._spills = Spills(store, retention, pool, self._block_of, self._forget_all)
-        self._fetches = Fetches(store, retention, pool, block_of=self._block_of, note=self._note, make_room=self._move)
+        self._fetches = Fetches(
+            store,
+            retention,
+            pool,
+            block_of=self._block_of,
+            note=self._note,
+            spare=self._note_spare,
+            make_room=self._move,
+        )
 
     def before_step(self, step: NextStep, now_s: float) -> None:
         """Order the device's blocks, and copy some to host memory and back."""
@@ -58,8 +66,30 @@ class TieredHold(SoftHold):
     def _is_idle(self, step: NextStep) -> bool:
         return not self._running and next(step.queue(), None) is None
 
+    def loads_beside(self, request: Request, found_tokens: int, spared_blocks: int, now_s: float) -> bool:
+        self._store.now_s = now_s
+        first, last = found_tokens // self._block_tokens, (request.num_tokens - 1) // self._block_tokens
+        spared_blocks += -(-request.num_tokens // self._block_tokens) - last  # it takes the others now or soon
+        waits = self._fetches.load(request.request_id, request.block_hashes[:last], first, spared_blocks)
+        self._has_changed = self._has_changed or waits  # it took blocks from the front
+        return waits
+
+    @property
+    def calls_loading(self) -> int:
+        return self._fetches.calls_waiting
+
+    def is_loading(self, request_id: str) -> bool:
+        return self._fetches.is_awaited_by(request_id)
+
+    def call_began(
+        self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float, *, level: int = 0
+    ) -> None:
+        super().call_began(request, program, name, found_tokens, now_s, level=level)
+        self._fetches.call_began(request.request_id)
+
     def call_left(self, call: CallKv, now_s: float) -> None:
         super().call_left(call, now_s)
+        self._fetches.call_left(call.request.request_id)
         self._fetches.looks = True  # there is more room
 
     def call_preempted(self, call: CallKv, now_s: float) -> None:
@@ -98,6 +128,12 @@ class TieredHold(SoftHold):
         found = [(key, self._cached[key].block) for key in chain]
         self._spills.watch([(key, block) for key, block in found if block.block_id in numbers])
         return chain
+
+    def _note_spare(self, key: Hashable, block: KVCacheBlock) -> None:
+        """Nobody is known to need what a block holds, unless a call that ran since has left it."""
+        at = self._cached.get(key)
+        if at is None or at.block is not block:
+            self._spare[block.block_id] = block.block_hash
 
     def _memory(self) -> Memory:
         return super()._memory()._replace(copy_token_s=self._store.copy_token_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -11,10 +12,10 @@ import torch
 from weft.core.errors import SwapArgumentError, SwapError
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.log import get_logger
-from weft.engine.kv_cache.kernel import Swapper
+from weft.engine.kv_cache.kernel import Swapper, Transfer
 from weft.engine.kv_cache.layout import describe
 from weft.engine.kv_cache.pool import HostPool
-from weft.engine.kv_cache.slot_plans import SwapPlan
+from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 
 _PROBE_ROUNDS: Final = 5
 _PROBE_BYTES: Final = 32 << 20  # at most so much is copied each way to measure the speed
@@ -37,42 +38,88 @@ class SwapWorker:
     def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, slots: int) -> None:
         layout = describe(caches, num_blocks)
         self.pool = HostPool(slots, layout.slot_bytes, pinned=layout.device.type == "cuda")
-        self._swapper = Swapper(layout, self.pool)
+        self._swapper = self._beside = Swapper(layout, self.pool)
+        self.copies_beside = layout.device.type == "cuda"  # a CPU computes steps with the cores that copy
+        if self.copies_beside:  # what a step waits for is not queued behind what none waits for
+            self._beside = Swapper(layout, self.pool)
+        self._running: deque[tuple[Executed, list[Transfer]]] = deque()  # copies beside steps, by plan
         self._lost: set[int] = set()  # slots whose copy out failed
         self._log = get_logger()
         self._warned: set[str] = set()
 
     def swap_out(self, plan: SwapPlan) -> set[int]:
-        """Copy blocks to their slots.
+        """Copy blocks to their slots, once the copies beside earlier steps for which the plan waits are done. Then
+        begin the copies beside this step.
 
         Returns:
-            The slots that hold nothing valid, because their copy failed.
+            The slots that hold nothing valid, because their copy failed. Of those beside the step, `take_done` tells.
         """
-        if not plan.out.slots:
-            return set()
-        slots = set(plan.out.slots)
+        for executed, transfers in self._running:
+            if executed.number <= plan.waits_for:
+                for transfer in transfers:
+                    transfer.wait()
+        lost, _ = self._out(self._swapper, plan.out)
+        if plan.spill.slots or plan.fetch.slots:
+            not_spilled, out = self._out(self._beside, plan.spill, beside_compute=True)
+            _, unread, refused, into = self._in(self._beside, [plan.fetch], beside_compute=True)
+            executed = Executed(plan.number, tuple(not_spilled), tuple(unread), tuple(refused))
+            self._running.append((executed, out + into))
+        return lost
+
+    def take_done(self, *, wait: bool = False) -> tuple[Executed, ...]:
+        """Of which plans the copies beside steps have ended since the last call, and how they went.
+
+        Args:
+            wait: Whether to return when all have ended.
+        """
+        done = []
+        while self._running:
+            executed, transfers = self._running[0]
+            for transfer in transfers if wait else ():
+                transfer.wait()
+            if not all(transfer.done() for transfer in transfers):
+                break
+            self._running.popleft()
+            done.append(executed)
+        return tuple(done)
+
+    def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int], set[int]]:
+        """Copy slots to the blocks of calls that start.
+
+        Returns:
+            The blocks that hold no valid KV, because a copy failed on the way out or in, the slots that could not be
+            read, and those that were not read because the kernel refused the call.
+        """
+        failed, unread, refused, _ = self._in(self._swapper, plan.batches_in)
+        return failed, unread, refused
+
+    def _out(
+        self, swapper: Swapper, batch: SwapBatch, *, beside_compute: bool = False
+    ) -> tuple[set[int], list[Transfer]]:
+        if not batch.slots:
+            return set(), []
+        slots = set(batch.slots)
         try:
-            self._swapper.swap_out(plan.out.blocks, plan.out.slots)
+            transfer = swapper.swap_out(batch.blocks, batch.slots, beside_compute=beside_compute)
         except SwapError as error:
             self._lost |= slots
             self._warn("KV could not be swapped out and will be computed again", error)
-            return slots
+            return slots, []
         self._lost -= slots
-        return set()
+        return set(), [transfer]
 
-    def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int], set[int]]:
-        """Copy slots to the blocks of calls that start, and of calls that are expected.
-
-        Returns:
-            The blocks of the former that hold no valid KV, because a copy failed on the way out or in, the slots that
-            could not be read, and those that were not read because the kernel refused the call.
-        """
+    def _in(
+        self, swapper: Swapper, batches: Sequence[SwapBatch], *, beside_compute: bool = False
+    ) -> tuple[set[int], set[int], set[int], list[Transfer]]:
+        transfers: list[Transfer] = []
         failed: set[int] = set()
         unread: set[int] = set()
         refused: set[int] = set()
-        for batch in plan.batches_in:
+        for batch in batches:
+            if not batch.slots:
+                continue
             try:
-                self._swapper.swap_in(batch.blocks, batch.slots)
+                transfers.append(swapper.swap_in(batch.blocks, batch.slots, beside_compute=beside_compute))
             except SwapArgumentError as error:  # nothing was copied, and nothing is wrong with the slots
                 failed.update(batch.blocks)
                 refused.update(batch.slots)
@@ -87,7 +134,7 @@ class SwapWorker:
                 lost = [(b, slot) for b, slot in zip(batch.blocks, batch.slots, strict=True) if slot in self._lost]
                 failed.update(block for block, _ in lost)
                 unread.update(slot for _, slot in lost)
-        return failed.difference(plan.fetch.blocks), unread, refused - unread
+        return failed, unread, refused - unread, transfers
 
     def _warn(self, what: str, error: SwapError) -> None:
         """Log a failure, one line for each kind, because all later copies may fail too."""

@@ -135,20 +135,27 @@ class BatchFormer:
         most = scheduler.max_num_scheduled_tokens // block_tokens + len(scheduler.running) + starting
         if self._swap is not None and starting:
             most += self._entries[waiting.peek().key].lost_tokens // block_tokens
-        # One that decodes takes a block each time when its last one is full. Calls that left since may be counted.
-        if self._growing is None:
-            full = [request for request in scheduler.running if not request.num_computed_tokens % block_tokens]
-            self._growing = len(full)
-        blocks = self._growing
-        blocks += -(-ahead // block_tokens) * len(scheduler.running)
-        if self._has_prompts:
-            prompts = (request for request in scheduler.running if request.is_prefill_chunk)
-            blocks += sum((each.num_tokens - each.num_computed_tokens) // block_tokens + 1 for each in prompts)
+        blocks = self.running_blocks()
         if starting > _MANY:
             return most
         for call in itertools.islice(waiting, starting):
             blocks += -(-(scheduler.requests[call.key].num_tokens + ahead) // block_tokens)
         return min(blocks, most)
+
+    def running_blocks(self) -> int:
+        """The most KV blocks that running calls take, with all of the prompts that they compute."""
+        scheduler = self._scheduler
+        block_tokens = scheduler.block_size
+        # One that decodes takes a block each time when its last one is full. Calls that left since may be counted.
+        if self._growing is None:
+            full = [request for request in scheduler.running if not request.num_computed_tokens % block_tokens]
+            self._growing = len(full)
+        ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+        blocks = self._growing + -(-ahead // block_tokens) * len(scheduler.running)
+        if self._has_prompts:
+            prompts = (request for request in scheduler.running if request.is_prefill_chunk)
+            blocks += sum((each.num_tokens - each.num_computed_tokens) // block_tokens + 1 for each in prompts)
+        return blocks
 
     def queue(self) -> Iterator[tuple[ProgramView, int]]:
         """The programs of the calls that wait and the levels of their queues, the call that starts next first. Those

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Final
 
+from weft.core.kv_cache.fetch_ahead import loads_beside
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import Call, Policy, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
@@ -59,6 +60,8 @@ _IDLE_S: Final = 600.0
 class WeftScheduler(AsyncScheduler):
     """Orders waiting and running calls by program (Autellix, Algorithm 1)."""
 
+    max_num_active_reqs: int  # vLLM's, without the slots of calls whose KV is on its way
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = decode_config(self.vllm_config.additional_config)
@@ -79,6 +82,7 @@ class WeftScheduler(AsyncScheduler):
                 setattr(self, name, getattr(super(AsyncScheduler, self), name))
         connector = self.connector
         self._swap = connector.store if isinstance(connector, SwapConnector) else None
+        self._most_active, self._loading = self.max_num_active_reqs, 0  # requests with a slot; those that load
         self._clock: Callable[[], float] = time.monotonic
         self._aborted = AbortedAccounts()
         self.use_policy(policy.make())
@@ -96,6 +100,7 @@ class WeftScheduler(AsyncScheduler):
         policy.use_kv(self._kv_tokens() + self._kv_order.host_tokens)
         if isinstance(self.connector, SwapConnector):
             self.connector.wants_step = lambda: self._kv_order.wants_step
+            self.connector.loads_beside = self._loads_beside
         self._kv_accounts = KvAccounts(self.kv_cache_manager.block_pool.hash_block_size, self._swap)
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
@@ -268,6 +273,7 @@ class WeftScheduler(AsyncScheduler):
         # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
         decides = self._steps_to_decision == 0
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
+        self._give_slots_to_loads()
         if self._charges.take_has_charged() or self._has_changed or now_s >= self._next_change_s:
             admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
             self._rank_and_preempt(now_s, admits=admits, decides=decides)
@@ -350,6 +356,28 @@ class WeftScheduler(AsyncScheduler):
         self.running.remove(request)
         self._preempt_request(request, time.monotonic())
         self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _loads_beside(self, request: Request, found_tokens: int) -> bool:
+        """Whether a request that could start waits while its KV is copied back beside the steps of the others. It has
+        its slot meanwhile. With nothing beside which to copy, its own step waits."""
+        if request.skip_reading_prefix_cache or not loads_beside(len(self.running)):
+            return False
+        waits = self._kv_order.loads_beside(request, found_tokens, self._former.running_blocks(), self._clock())
+        if waits:
+            self._loading += 1
+            self.max_num_active_reqs -= 1
+        return waits
+
+    def _give_slots_to_loads(self) -> None:
+        before, self._loading = self._loading, self._kv_order.calls_loading
+        self.max_num_active_reqs = self._most_active - self._loading
+        if self._loading < before:  # calls that were passed over can start
+            self._batch_changed()
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if self._kv_order.is_loading(request.request_id):
+            return False
+        return bool(super()._handle_blocked_waiting_request(request))
 
     def _can_start(self, request: Request) -> bool:
         """Whether a waiting request could start in this step. vLLM asks the same when it admits the request."""

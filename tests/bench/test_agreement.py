@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.bench.clock import STEP_S
 from weft.bench.settings import BenchSettings
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
@@ -83,6 +84,22 @@ def test_host_memory_gets_as_many_copies_as_on_the_scheduler(name: str, tmp_path
     found_back, played_back = map(sum, zip(*back, strict=True))
     assert found_back == pytest.approx(played_back, rel=0.25)
     assert played_back > 10_000
+
+
+@pytest.mark.parametrize("name", ["fcfs-swap+next-use", "auto-swap+next-use"])
+def test_calls_wait_for_copies_beside_steps_as_on_the_scheduler(name: str, tmp_path: Path) -> None:
+    """Where 256 tokens are copied during a step, and calls wait for their contexts while others run, mean steps are
+    within 2 %. If steps waited for these copies, they would be a twentieth more."""
+    from replayed_scheduler import replayed, simulated
+
+    copy_token_s = STEP_S / 256
+    programs, settings = bench_settings("sessions", 0)
+    played = replayed(programs, settings, name, tmp_path, copy_token_s)
+    found = simulated(programs, settings, name, copy_token_s, copies_beside=True)
+    waiting = simulated(programs, settings, name, copy_token_s)
+    assert found.mean_steps == pytest.approx(played.mean_steps, rel=0.02)
+    assert waiting.mean_steps > 1.05 * max(found.mean_steps, played.mean_steps)
+    assert found.recomputed_tokens == played.recomputed_tokens == 0
 
 
 @pytest.mark.parametrize("name", ["fcfs+next-use", "auto+next-use"])

@@ -52,6 +52,7 @@ class Run:
             "slots": rng.choice((2, 3, 5)),
             "batched_tokens": rng.choice((32, 48, 128, 512)),
             "min_tokens": rng.choice((0, 0, 0, 40)),
+            "beside": rng.choice((None, seed, seed)),
         }
         self.config = drawn | chosen
         options = dict(self.config)
@@ -64,6 +65,14 @@ class Run:
         self.swap.choice.observe_copy(CopySpeed(0.0, *([rng.choice((1e12, 1e12, 2e3))] * 2)))
         chance = random.Random(seed + 1)
         h.worker.fails = lambda: chance.random() < fails
+        loads_beside = h.scheduler.connector.loads_beside
+
+        def counted(*args: Any) -> bool:
+            waits = loads_beside(*args)
+            self.done["waits for a copy"] += waits
+            return waits
+
+        h.scheduler.connector.loads_beside = counted
         self.prefixes = [[50 + kind] * rng.choice((0, 16, 40, 80)) for kind in range(3)]
         self.contexts: dict[str, list[int]] = {}  # of open programs
         self.isolated: dict[str, dict[str, str]] = {}

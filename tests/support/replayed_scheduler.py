@@ -1,14 +1,16 @@
 """The replay of `weft bench` on vLLM's scheduler with Weft's plugin and without a model, and the same in the simulator.
 
 A replay takes seconds, and the steps are those of `weft bench --clock steps`: without a model only the tokens differ.
-Copies to host memory and back are done at once.
+Copies to host memory and back are done at once, or take time beside the steps.
 """
 
 from __future__ import annotations
 
 import statistics
 import zlib
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.stats import KvCounts
 from weft.core.sim import StepTime, TraceProgram, simulate
 from weft.engine.kv_cache.connector import WorkerReport
-from weft.engine.kv_cache.slot_plans import Executed
+from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
@@ -68,11 +70,14 @@ class ReplayedScheduler:
         folder: An existing folder, to which the model's configuration is written.
         settings: The sizes of the engine.
         baseline: One of Weft's policies.
+        copy_token_s: How long a copy beside the steps takes; None: copies are done at once.
     """
 
     is_program_aware = True
 
-    def __init__(self, folder: Path, settings: BenchSettings, baseline: Baseline) -> None:
+    def __init__(
+        self, folder: Path, settings: BenchSettings, baseline: Baseline, copy_token_s: float | None = None
+    ) -> None:
         assert baseline.policy is not None
         init_none_hash(sha256)
         self.clock = Clock(counts_steps=True, timer=lambda: self.clock.steps * STEP_S)
@@ -95,8 +100,12 @@ class ReplayedScheduler:
         self._swaps = baseline.swaps
         if baseline.swaps:  # as a worker has measured at the start; a token takes as long as in the simulator
             choice = self._scheduler.connector.store.choice
-            bytes_per_s = choice.token_bytes / StepTime().copy_token_s
+            bytes_per_s = choice.token_bytes / (copy_token_s or StepTime().copy_token_s)
             choice.observe_copy(CopySpeed(0.0, bytes_per_s, bytes_per_s))
+            self._scheduler.connector.store.copies_beside = copy_token_s is not None
+        self._copy_token_s = copy_token_s or 0.0
+        self._until_s = 0.0  # when the last copy beside the steps is done
+        self._beside: deque[tuple[int, float]] = deque()  # by plan: when its copies beside the steps are done
         self._requests: dict[str, Request] = {}
         self._tools = 0  # that have started
 
@@ -161,10 +170,22 @@ class ReplayedScheduler:
             sampled.append([] if is_chunk else [zlib.crc32(f"{key} {length}".encode()) % 900 + 50])
         keys = list(output.num_scheduled_tokens)
         executed = ModelRunnerOutput(keys, {key: index for index, key in enumerate(keys)}, sampled)
-        if self._swaps and (number := output.kv_connector_metadata.plan.number):
-            report = WorkerReport(executed=Executed(number))
+        if self._swaps and (report := self._copy(output.kv_connector_metadata.plan)) is not None:
             executed.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=report)
         return executed
+
+    def _copy(self, plan: SwapPlan) -> WorkerReport | None:
+        """What the worker reports with the step."""
+        now_s = self.clock.steps * STEP_S
+        if blocks := len(plan.spill.slots) + len(plan.fetch.slots):
+            self._until_s = max(self._until_s, now_s) + blocks * BLOCK_TOKENS * self._copy_token_s
+            self._beside.append((plan.number, self._until_s))
+        done = []
+        while self._beside and (self._beside[0][1] <= now_s + STEP_S or self._beside[0][0] <= plan.waits_for):
+            done.append(Executed(self._beside.popleft()[0]))
+        if not (plan.number or done):
+            return None
+        return WorkerReport(executed=Executed(plan.number) if plan.number else None, beside=tuple(done))
 
 
 def scaled(programs: Sequence[TraceProgram], settings: BenchSettings) -> list[TraceProgram]:
@@ -173,9 +194,15 @@ def scaled(programs: Sequence[TraceProgram], settings: BenchSettings) -> list[Tr
     return scale_programs(programs, Scaling(settings.scale, most, whole_steps=True)).programs
 
 
-def replayed(programs: Sequence[TraceProgram], settings: BenchSettings, name: str, folder: Path) -> Played:
+def replayed(
+    programs: Sequence[TraceProgram],
+    settings: BenchSettings,
+    name: str,
+    folder: Path,
+    copy_token_s: float | None = None,
+) -> Played:
     """Play programs on the scheduler under a baseline of `weft bench`."""
-    engine = ReplayedScheduler(folder, settings, baseline_of(name))
+    engine = ReplayedScheduler(folder, settings, baseline_of(name), copy_token_s)
     replay = Replay(engine, programs, unloaded_steps(settings, programs), Prompts("0 0", range(10, 990)))
     for _ in replay.steps():
         pass
@@ -189,9 +216,18 @@ def replayed(programs: Sequence[TraceProgram], settings: BenchSettings, name: st
     )
 
 
-def simulated(programs: Sequence[TraceProgram], settings: BenchSettings, name: str) -> Played:
+def simulated(
+    programs: Sequence[TraceProgram],
+    settings: BenchSettings,
+    name: str,
+    copy_token_s: float = 0.0,
+    *,
+    copies_beside: bool = False,
+) -> Played:
     """Play the same in the simulator."""
-    result = simulate(programs, simulated_engine(settings, baseline_of(name), EQUAL_STEPS, MOST_CALL_TOKENS))
+    step_time = replace(EQUAL_STEPS, copy_token_s=copy_token_s)
+    engine = simulated_engine(settings, baseline_of(name), step_time, MOST_CALL_TOKENS)
+    result = simulate(programs, replace(engine, copies_beside=copies_beside))
     steps = {name: round(row.latency / STEP_S) for name, row in result.programs.items()}
     counts = result.counts
     return Played(

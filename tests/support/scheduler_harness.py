@@ -7,9 +7,11 @@ the output.
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from weft import _csrc
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import WorkerReport, transfer_config
-from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
+from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
@@ -61,6 +63,16 @@ def _settings(weft: dict[str, Any]) -> dict[str, Any]:
     return {"policy": {name: value for name, value in weft.items() if name not in others}, **others}
 
 
+@dataclass
+class _Beside:
+    """What a plan copies beside steps."""
+
+    plan: SwapPlan
+    is_done: bool = False
+    lost: set[int] = field(default_factory=set)
+    unread: set[int] = field(default_factory=set)
+
+
 class FakeWorker:
     """Executes steps in place of a model; see the module's docstring.
 
@@ -79,6 +91,8 @@ class FakeWorker:
         self.fails: Callable[[], bool] = lambda: False  # whether the next copy of a block fails
         self.failures = 0
         self._lost: set[int] = set()  # slots that hold nothing valid
+        self.copies_beside: random.Random | None = None  # says how long copies beside steps take; None: no time
+        self._beside: deque[_Beside] = deque()
         self.isolation: dict[str, int] = {}  # by request: calls with different numbers may share no KV
 
     def swap(self, plan: SwapPlan) -> KVConnectorOutput | None:
@@ -88,30 +102,74 @@ class FakeWorker:
             SwapError: The plan writes to a block or a slot twice.
             ValueError: The real kernel refuses a batch of the plan.
         """
+        self._copy_beside(plan.waits_for)
+        done = self._take_done(all_of_them=bool(plan.waits_for and not plan.number))
         if not plan.number:
-            return None
+            return KVConnectorOutput(kv_connector_worker_meta=WorkerReport(beside=done)) if done else None
         plan.check_integrity()
-        for batch in (plan.out, *plan.batches_in):
+        for batch in (plan.out, *plan.batches_in, plan.spill, plan.fetch):
             self._kernel.check(np.array(batch.blocks, np.int64), np.array(batch.slots, np.int64))
-        lost, unread, invalid = set(), set(), set()
-        for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
+        lost = self._out(plan.out)
+        if plan.spill.slots or plan.fetch.slots:
+            self._beside.append(_Beside(plan))
+        if self.copies_beside is None:
+            self._copy_beside(plan.number)
+            done += self._take_done(all_of_them=True)
+        unread, invalid = set[int](), set[int]()
+        for load in plan.loads:
+            slots, blocks = self._in(load)
+            unread |= slots
+            invalid |= blocks
+        report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)), beside=done)
+        return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
+
+    def _out(self, batch: SwapBatch) -> set[int]:
+        lost = set()
+        for block, slot in zip(batch.blocks, batch.slots, strict=True):
             if self.fails():
                 lost.add(slot)
                 self.host[slot] = [-1] * BLOCK_TOKENS
             else:
                 self.host[slot] = list(self._kv[block])
-        self._lost = (self._lost - set(plan.out.slots)) | lost
-        for copies in (*plan.loads, plan.fetch):
-            for block, slot in zip(copies.blocks, copies.slots, strict=True):
-                is_bad = slot in self._lost or self.fails()
-                if is_bad:
-                    unread.add(slot)
-                    if copies is not plan.fetch:
-                        invalid.add(block)
-                self._kv[block] = [-1 if is_bad and token is not None else token for token in self.host[slot]]
-        self.failures += len(lost) + len(unread)
-        report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)))
-        return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
+        self._lost = (self._lost - set(batch.slots)) | lost
+        self.failures += len(lost)
+        return lost
+
+    def _in(self, batch: SwapBatch) -> tuple[set[int], set[int]]:
+        unread, invalid = set(), set()
+        for block, slot in zip(batch.blocks, batch.slots, strict=True):
+            is_bad = slot in self._lost or self.fails()
+            if is_bad:
+                unread.add(slot)
+                invalid.add(block)
+            self._kv[block] = [-1 if is_bad and token is not None else token for token in self.host[slot]]
+        self.failures += len(unread)
+        return unread, invalid
+
+    def run_beside(self) -> None:
+        """Some time passes, in which copies beside steps go on in their order."""
+        rng = self.copies_beside
+        while rng is not None and rng.random() < 0.4 and (left := [each for each in self._beside if not each.is_done]):
+            self._copy_beside(left[0].plan.number)
+
+    def _copy_beside(self, number: int) -> None:
+        for each in self._beside:
+            if each.plan.number <= number and not each.is_done:
+                each.lost, (each.unread, _) = self._out(each.plan.spill), self._in(each.plan.fetch)
+                each.is_done = True
+
+    def _take_done(self, *, all_of_them: bool) -> tuple[Executed, ...]:
+        """The reports of copies that are done. A worker may see later that one is."""
+        done, rng = list[Executed](), self.copies_beside
+        while self._beside and self._beside[0].is_done and (all_of_them or rng is None or rng.random() < 0.7):
+            each = self._beside.popleft()
+            done.append(Executed(each.plan.number, tuple(each.lost), tuple(each.unread)))
+        return tuple(done)
+
+    @property
+    def fetching(self) -> list[int]:
+        """The blocks that copies beside steps will write."""
+        return [block for each in self._beside if not each.is_done for block in each.plan.fetch.blocks]
 
     def content(self, block: int) -> list[int | None]:
         """The tokens whose KV a block of the device holds."""
@@ -157,8 +215,8 @@ class FakeWorker:
 def _has_failed(copied: KVConnectorOutput | None) -> bool:
     """Whether a copy of a step failed."""
     report = copied.kv_connector_worker_meta if copied is not None else None
-    executed = report.executed if isinstance(report, WorkerReport) else None
-    return executed is not None and bool(executed.lost or executed.unread)
+    executed = [report.executed, *report.beside] if isinstance(report, WorkerReport) else []
+    return any(each is not None and (each.lost or each.unread) for each in executed)
 
 
 def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
@@ -179,6 +237,7 @@ class SchedulerHarness:
         blocks: the number of KV blocks, of 16 tokens each.
         in_flight: the number of steps in flight: 1, or 2 for steps that overlap as under asynchronous scheduling.
         swap_blocks: the number of blocks in host memory for preempted calls; 0 to compute these calls again.
+        beside: a seed for how long copies beside steps take; None: they are made within their step.
         start_s: what the clock shows at the start, in seconds.
         engine: further arguments of vLLM.
     """
@@ -195,6 +254,7 @@ class SchedulerHarness:
         batched_tokens: int = 64,
         swap_blocks: int = 0,
         min_tokens: int | str = 0,
+        beside: int | None = None,
         start_s: float = 0.0,
         **engine: Any,
     ) -> None:
@@ -222,6 +282,9 @@ class SchedulerHarness:
         self.scheduler.set_clock(self.clock)
         self.worker = FakeWorker(blocks, swap_blocks)
         self.swaps = swap_blocks > 0
+        if beside is not None and self.scheduler._swap is not None:
+            self.worker.copies_beside = random.Random(beside)
+            self.scheduler._swap.copies_beside = True
         self.in_flight = in_flight
         self.step_s = 1.0
         self.throttles = False  # prompts, as vLLM does while other ranks compute none
@@ -279,11 +342,14 @@ class SchedulerHarness:
         if self.swaps:
             self._check_owners(output.kv_connector_metadata.plan)
             copied = self.worker.swap(output.kv_connector_metadata.plan)
+            self._check_beside()
+            self.worker.run_beside()
         if output.total_num_scheduled_tokens:
             if self.asks_meanwhile:
                 self.scheduler.get_grammar_bitmask(output)
             executed = self.worker.execute(output)
             executed.kv_connector_output = copied
+            self.worker.run_beside()
             self._pending.append((output, executed))
         elif copied is not None:
             self._pending.append((output, ModelRunnerOutput([], {}, [], kv_connector_output=copied)))
@@ -311,6 +377,15 @@ class SchedulerHarness:
             assert list(keys) == list(plan.out.slots)
             assert all(owned.get(slot, key) == key for slot, key in keys.items()), "a slot of another block is written"
 
+    def _check_beside(self) -> None:
+        """Assert that blocks which copies beside steps will write are taken, and nobody's."""
+        pool, manager = self.scheduler.kv_cache_manager.block_pool, self.scheduler.kv_cache_manager
+        held = {block for call in self.scheduler.running for block in manager.get_block_ids(call.request_id)[0]}
+        for block in self.worker.fetching:
+            assert block not in held, "a copy beside steps writes to the block of a call"
+            assert pool.blocks[block].ref_cnt > 0, "a copy beside steps writes to a free block"
+            assert pool.blocks[block].block_hash is None, "a copy beside steps writes to a block that can be found"
+
     def _check_content(self) -> None:
         """Assert that each block which can be found holds the tokens that it is found by, on the device and in host
         memory. What has not arrived is known when its report is there."""
@@ -331,7 +406,7 @@ class SchedulerHarness:
         swap = self.scheduler._swap
         if swap is not None:
             for block_hash, slot in swap.tier.slots.items():
-                if isinstance(block_hash, bytes) and slot not in swap._out:
+                if isinstance(block_hash, bytes) and slot not in swap._out and slot not in swap._going_out:
                     content = self._content.get(make_block_hash_with_group_id(block_hash, 0))
                     assert content in (None, self.worker.host[slot]), f"slot {slot} holds something else"
 

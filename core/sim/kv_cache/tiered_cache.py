@@ -1,7 +1,8 @@
 """A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.tiered_hold`).
 
-Copies are a part of a step: what a step overwrites is copied out before it, and what it starts is copied back. While it
-runs, copies ahead of need are planned for the next one.
+What a step overwrites is copied out before it. While it runs, copies ahead of need are planned. They are made beside
+the next step and those after it, one after another, and so is that of a call that waits for its context. Where copies
+cannot run beside steps, all of them are a part of their step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Fetch:
     context: Context
     call: SimCall  # the call that left the context
     own: Segment  # reserved for the copied tokens, which are found once the copy is done
-    is_sent: bool = False  # whether the step that makes the copy has begun
+    done_s: float | None = None  # when it is; None: the step with which it begins has not begun
 
 
 class TieredKvCache(PolicyKvCache):
@@ -51,10 +52,17 @@ class TieredKvCache(PolicyKvCache):
         self._fetches_ahead = settings.fetches_ahead
         self._spill_tokens = self._whole_blocks(spill_ahead.STEP_BYTES / settings.kv_token_bytes)  # in one step
         self._fetch_tokens = self._whole_blocks(fetch_ahead.STEP_BYTES / settings.kv_token_bytes)
+        self._is_beside = settings.copies_beside
+        self._token_s = settings.timing.copy_token_s
+        self._until_s = 0.0  # when the last copy beside steps is done
+        self._wait_until_s = 0.0  # for which of them the next step waits
         self._spills: dict[Context, None] = {}  # to be copied to host memory
+        self._planned: dict[Context, int] = {}  # of these, beside the next step: tokens
+        self._going_out: dict[Context, tuple[float, int]] = {}  # beside steps: until when, and tokens
         self._spilling: deque[tuple[int, Context]] = deque()  # with the number of the step that completes them
         self._fetches: dict[Context, _Fetch] = {}
         self._running: Counter[int] = Counter()  # calls by the number of their program
+        self._runs = 0  # calls
         self._copied = 0  # tokens, for the next step
         self._steps = 0  # that have begun
         self._next_fetch_s = self._planned_s = -math.inf
@@ -78,14 +86,33 @@ class TieredKvCache(PolicyKvCache):
 
     def take_copied(self) -> int:
         self._steps += 1
+        if self._wait_until_s > self._now_s and self._token_s:
+            self._copied += math.ceil((self._wait_until_s - self._now_s) / self._token_s)
+        self._begin_spills()
         for fetch in self._fetches.values():
-            fetch.is_sent = True
-            self._counts.fetched += fetch.own.tokens
-            self._copied += fetch.own.tokens
+            if fetch.done_s is None:
+                self._counts.fetched += fetch.own.tokens
+                fetch.done_s = self._copy(fetch.own.tokens)
         copied, self._copied = self._copied, 0
         return copied
 
+    def _copy(self, tokens: int) -> float:
+        """Copy beside steps, or in the next one. Returns when that is done, which with a step is when it ends."""
+        if not self._is_beside:
+            self._copied += tokens
+            return self._now_s
+        self._until_s = max(self._until_s, self._now_s) + tokens * self._token_s
+        return self._until_s
+
+    def _begin_spills(self) -> None:
+        for context, tokens in self._planned.items():
+            self._going_out[context] = self._copy(tokens), tokens
+        self._planned.clear()
+
     def even_steps(self, copied_tokens: int) -> float:
+        if self._is_beside:
+            is_spilling = self._planned or self._going_out or (self._is_short and self._spills)
+            return 1 if copied_tokens or self._fetches or is_spilling else math.inf
         if not (copied_tokens or self._copied or self._fetches):
             return math.inf
         if self._fetches or not copied_tokens == self._copied == self._spill_tokens:
@@ -98,15 +125,21 @@ class TieredKvCache(PolicyKvCache):
             self._steps += steps - 1
             self._spill_ahead((steps - 1) * self._spill_tokens)
             self._copied = self._spill_tokens
-        for fetch in [each for each in self._fetches.values() if each.is_sent]:
+        done = [each for each in self._fetches.values() if each.done_s is not None and each.done_s <= self._now_s]
+        for fetch in done:
             self._finish(fetch)
 
     # -- calls
 
     def load(self, call: SimCall, hit: int) -> tuple[int, float]:
+        others = self._runs
         self._running[call.owner.number] += 1
+        self._runs += 1
         tokens = max(hit, self._host.held(call, hit))
         self._counts.fetched += tokens - hit
+        if tokens > hit and self._is_beside and fetch_ahead.loads_beside(others):
+            self._begin_spills()
+            return tokens, self._copy(tokens - hit) - self._now_s
         self._copied += tokens - hit
         return tokens, 0.0
 
@@ -115,10 +148,12 @@ class TieredKvCache(PolicyKvCache):
 
     def call_ended(self, call: SimCall, segment: Segment) -> None:
         self._running[call.owner.number] -= 1
+        self._runs -= 1
         super().call_ended(call, segment)
 
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
         self._running[call.owner.number] -= 1
+        self._runs -= 1
         super().call_preempted(call, segment)
 
     def program_ended(self, program: SimProgram) -> None:
@@ -155,18 +190,21 @@ class TieredKvCache(PolicyKvCache):
     def _give_away(self, leaf: Segment, begin: int) -> None:
         """Copy out what the step overwrites of the contexts that host memory has not."""
         for context in self._contexts.ending_in(leaf):
+            self._copied += self._planned.pop(context, 0)  # before the step
+            self._wait_until_s = max(self._wait_until_s, self._going_out.get(context, (0.0, 0))[0])
             if not context.on_host:
-                self._spill(self._contexts.call_of[context], begin, leaf.end)
+                self._copied += self._spill(self._contexts.call_of[context], begin, leaf.end)
                 self._see_host(context)
 
     def _spill(self, call: SimCall, begin: int, end: int) -> int:
         copied = self._host.keep(call, begin, end)
         self._counts.spilled += copied
-        self._copied += copied
         return copied
 
     def _plan(self, most_tokens: int) -> None:
-        while self._spilling and self._spilling[0][0] < self._steps:
+        for context in [each for each, (done_s, _) in self._going_out.items() if done_s <= self._now_s]:
+            del self._going_out[context]
+        while self._spilling and self._spilling[0][0] < self._steps and self._spilling[0][1] not in self._going_out:
             context = self._spilling.popleft()[1]
             if context in self._contexts.call_of:
                 self._see_host(context)
@@ -176,7 +214,8 @@ class TieredKvCache(PolicyKvCache):
                 self.free - self._contexts.needed_tokens(), most_tokens, self.capacity
             )
             if self._is_short:
-                self._spill_ahead(self._spill_tokens)
+                under_way = sum(tokens for _, tokens in self._going_out.values())
+                self._spill_ahead(self._spill_tokens - under_way)
         self._let_go_if_short(most_tokens)
         if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
             self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
@@ -201,6 +240,10 @@ class TieredKvCache(PolicyKvCache):
         begin = self._host.held(call)
         end = min(context.tokens, begin + most)
         copied = self._spill(call, begin, end) if end > begin else 0
+        if self._is_beside and copied:
+            self._planned[context] = self._planned.get(context, 0) + copied
+        else:
+            self._copied += copied
         if end >= context.tokens or not copied:  # or there is no room
             del self._spills[context]
             self._spilling.append((self._steps + 1, context))

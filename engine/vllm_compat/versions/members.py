@@ -61,6 +61,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_free_request": (
                 "(self, request, delay_free_blocks=False) -> tuple[dict[str, Any] | None, dict[str, Any] | None]"
             ),
+            "_handle_blocked_waiting_request": "(self, request) -> bool",
             "_handle_stopped_request": "(self, request) -> bool",
             "_preempt_request": "(self, request, timestamp, drop_stale_output=False) -> None",
             "_reserve_prefill_lookahead": "(self, request, num_computed_tokens, num_new_tokens) -> int",
@@ -72,9 +73,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "schedule": "(self, throttle_prefills=False) -> SchedulerOutput",
             "update_from_output": "(self, scheduler_output, model_runner_output) -> dict[int, EngineCoreOutputs]",
         },
-        called={
-            "_handle_blocked_waiting_request": "(self, request) -> bool",
-        },
         read=(
             "_inflight_prefills",
             "block_size",
@@ -85,7 +83,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "kv_holding_waiting",
             "last_prefill_step",
             "local_prefill_interval",
-            "max_num_active_reqs",
             "max_num_scheduled_tokens",
             "need_mamba_block_aligned_split",
             "num_executed_steps",
@@ -101,7 +98,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "scheduler_config",
             "vllm_config",
         ),
-        written=("waiting",),
+        written=("max_num_active_reqs", "waiting"),
         since=dict.fromkeys(("last_prefill_step", "local_prefill_interval", "num_executed_steps"), "0.33"),
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(

@@ -109,7 +109,7 @@ def copied_blocks(output: SchedulerOutput) -> int:
     if not isinstance(metadata, StepPlan):
         return 0
     plan = metadata.plan
-    return len(plan.out.slots) + sum(len(batch.slots) for batch in (*plan.loads, plan.fetch))
+    return sum(len(batch.slots) for batch in (plan.out, plan.spill, *plan.loads, plan.fetch))
 
 
 def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:

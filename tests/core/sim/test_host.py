@@ -27,6 +27,7 @@ def run(programs: list[TraceProgram], host_kv_tokens: float, *, name: str = "nex
         kv_policy=KvPolicyConfig(name),
         host_kv_tokens=host_kv_tokens,
         step_time=StepTime(copy_token_s=more.get("copy_token_s", 5e-6)),
+        copies_beside=bool(more.get("copies_beside", True)),
     )
     return simulate(programs, settings)
 
@@ -119,15 +120,25 @@ def test_host_memory_is_a_number_of_tokens() -> None:
         SimSettings(host_kv_tokens=-1)
 
 
-@pytest.mark.parametrize(("name", "waits"), [("lru", False), ("next-use", True)])
-def test_who_waits_for_a_copy_back(name: str, waits: bool) -> None:
-    """A's context comes back from host memory while B generates. vLLM's offloading copies beside the steps, so only A
-    waits. Weft's engines copy within a step, so B waits as well. Either way A's context is copied and not computed."""
+@pytest.mark.parametrize(
+    ("name", "beside", "waits"), [("lru", True, False), ("next-use", True, False), ("next-use", False, True)]
+)
+def test_who_waits_for_a_copy_back(name: str, beside: bool, waits: bool) -> None:
+    """A's context comes back from host memory while B generates. vLLM's offloading copies beside the steps, and so do
+    Weft's engines on a GPU, so only A waits. On a CPU they copy within a step, so B waits as well. In any case A's
+    context is copied and not computed."""
     calls = (TraceCall("a", (), 1, 9_000), TraceCall("b", ("a",), 1, 9_100, gap_s=9.0, shared_prefix_tokens=9_000))
     long = TraceProgram("B", (TraceCall("a", (), 1_000, 100),), 2.0, name="other")
     filler = TraceProgram("C", (TraceCall("a", (), 1, 9_800),), 3.0, name="third")
     fast, slow = (
-        run([TraceProgram("A", calls), long, filler], math.inf, name=name, kv_tokens=11_500, copy_token_s=copy_s)
+        run(
+            [TraceProgram("A", calls), long, filler],
+            math.inf,
+            name=name,
+            kv_tokens=11_500,
+            copy_token_s=copy_s,
+            copies_beside=beside,
+        )
         for copy_s in (1e-9, 9e-5)
     )
     assert fast.counts.again == slow.counts.again == 0

@@ -12,6 +12,8 @@ from swap_kernels import Kernel
 from swap_reference import ORDERS, strided
 
 from weft.engine.kv_cache import HostPool, Swapper, Transfer, describe
+from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
+from weft.engine.kv_cache.worker import SwapWorker
 
 SHAPE = strided("LBHNC", torch.uint8, [12, 6, 1, 1, 48], ORDERS["LBHNC"])  # so many pieces that both ways are chosen
 SLOTS = 8
@@ -255,3 +257,27 @@ def test_beside_compute_on_a_gpu(name: str) -> None:
             matrix @ matrix
             transfer.wait()
             assert torch.equal(memory, before + turn)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_worker_copies_beside_steps_on_a_gpu() -> None:
+    """What goes out and comes back beside matrix products is right, and a step that waits for a copy finds it done."""
+    cache = torch.randn(64, 2, 16, 8, 64, device="cuda")
+    before, matrix = cache.clone(), torch.randn(4096, 4096, device="cuda")
+    worker = SwapWorker({"layer": cache}, 64, 64)
+    try:
+        assert worker.copies_beside
+        out = SwapBatch(list(range(32)), list(range(32)))
+        worker.swap_out(SwapPlan(spill=out, number=1))
+        matrix = matrix @ matrix
+        assert worker.take_done(wait=True) == (Executed(1),)
+        cache[:32] = 0
+        worker.swap_out(SwapPlan(fetch=SwapBatch(out.blocks[::-1], out.slots), number=2))
+        matrix = matrix @ matrix
+        worker.swap_out(SwapPlan(waits_for=2, number=3))
+        assert torch.equal(cache[:32], before[:32].flip(0))
+        assert worker.take_done() == (Executed(2),)
+        assert torch.equal(cache[32:], before[32:])
+    finally:
+        worker.close()

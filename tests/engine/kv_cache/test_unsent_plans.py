@@ -58,7 +58,7 @@ def test_what_a_fetch_has_pinned_is_given_up_when_the_fetch_is_withdrawn() -> No
     store = kept(context)
     store.fetch(CHAIN, 0, [5, 6])
     store.tier.drop(context)
-    store.withdraw_fetches()
+    store.withdraw_fetches(list(store._fetch))
     assert store.awaits_report, "the engine steps once more"
     assert store.take_plan() is None
     assert (store.stats().used, store.awaits_report) == (0, False)
@@ -84,7 +84,8 @@ def test_a_fetch_that_the_kernel_refuses_loses_no_copy() -> None:
     store.at_void = lambda: told.append(True)
     number, slots = store.fetch(CHAIN, 0, [5, 6, 7, 8])
     assert store.take_plan() is not None
-    store.executed(Executed(number, refused=tuple(slots)))
+    store.executed(Executed(number))
+    store.copied_beside(Executed(number, refused=tuple(slots)))
     assert told
     assert store.ready(CHAIN) == 4
     assert (store.stats().used, store.stats().failed) == (4, 4)
@@ -104,7 +105,9 @@ def test_a_refused_fetch_leaves_the_loads_of_its_step_alone() -> None:
     try:
         assert not worker.swap_out(SwapPlan(out=SwapBatch([1, 2], [0, 1]), number=1))
         plan = SwapPlan(loads=[SwapBatch([5], [1])], fetch=SwapBatch([6, 7], [0, 0]), number=2)
-        assert worker.swap_in(plan) == (set(), set(), {0})
+        worker.swap_out(plan)
+        assert worker.swap_in(plan) == (set(), set(), set())
+        assert worker.take_done() == (Executed(2, refused=(0,)),)
     finally:
         worker.close()
     assert torch.equal(cache[5], before[2])
@@ -117,7 +120,66 @@ def test_loads_that_the_kernel_refuses_are_computed_again() -> None:
     worker = SwapWorker({"layer": cache}, 8, 6)
     try:
         worker.swap_out(SwapPlan(out=SwapBatch([1, 2], [0, 1]), number=1))
-        plan = SwapPlan(loads=[SwapBatch([5], [1])], fetch=SwapBatch([8], [0]), number=2)
-        assert worker.swap_in(plan) == ({5}, set(), {0, 1})
+        plan = SwapPlan(loads=[SwapBatch([5], [1]), SwapBatch([8], [0])], number=2)
+        assert worker.swap_in(plan) == ({5, 8}, set(), {0, 1})
     finally:
         worker.close()
+
+
+def spilling() -> tuple[HostStore, Context]:
+    """A store that copies the blocks 1 to 4 out beside steps."""
+    store, context = HostStore(8, 4, SwapChoice(0, 1.0)), make_context()
+    store.keep(context, CHAIN, dict(enumerate([1, 2, 3, 4])), beside=True)
+    plan = store.take_plan()
+    assert plan is not None
+    assert (plan.out.blocks, plan.spill.blocks) == ([], [1, 2, 3, 4])
+    store.executed(Executed(1))
+    return store, context
+
+
+def test_what_is_copied_out_beside_steps_is_there_once_all_workers_say_so() -> None:
+    """The report of the step is not enough, nor that of one of two workers. What one of them has lost is not there."""
+    store = HostStore(8, 4, SwapChoice(0, 1.0))
+    store.workers = 2
+    store.keep(make_context(), CHAIN, dict(enumerate([1, 2, 3, 4])), beside=True)
+    store.take_plan()
+    store.executed(Executed(1))
+    store.copied_beside(Executed(1))
+    assert (store.ready(CHAIN), store.copied, store.awaits_report) == (0, 0, True)
+    store.copied_beside(Executed(1, lost=(store.tier.slots["c"],)))
+    assert (store.ready(CHAIN), store.copied, store.awaits_report) == (2, 1, False)
+    store.check_integrity()
+
+
+def test_a_step_that_overwrites_what_is_being_copied_out_waits_for_the_copy() -> None:
+    """It waits once. What is planned and not sent is copied before the step instead, and nothing waits for that."""
+    store, context = spilling()
+    store.hurry(lambda block: block == 9)
+    assert store.take_plan() is None
+    store.hurry(lambda block: block == 3)
+    plan = store.take_plan()
+    assert plan is not None
+    assert plan.waits_for == 1
+    store.hurry(lambda block: block == 3)
+    assert store.take_plan() is None
+    store.keep(context, [*CHAIN, "e", "f"], {4: 5, 5: 6}, beside=True)
+    store.hurry(lambda block: block == 6)
+    plan = store.take_plan()
+    assert plan is not None
+    assert (plan.out.blocks, plan.spill.blocks, plan.waits_for) == ([6], [5], 0)
+    store.check_integrity()
+
+
+def test_a_slot_that_is_given_up_while_it_is_written_is_not_written_by_two_at_once() -> None:
+    """The program ends during the copy. A step whose plan writes one of its slots waits for the copy, others do not."""
+    store, context = spilling()
+    store.tier.drop(context)
+    other = Context("q", "", 0.0, KnownTime(0.0))
+    store.keep(other, ["x"], {0: 7})
+    plan = store.take_plan()
+    assert plan is not None
+    is_reused = plan.out.slots[0] < 4
+    assert plan.waits_for == (1 if is_reused else 0)
+    store.copied_beside(Executed(1, lost=(0,)))
+    assert store.tier.slots, "what another has in the slot since is not lost"
+    store.check_integrity()

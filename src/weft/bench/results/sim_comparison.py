@@ -121,7 +121,7 @@ def simulated_engine(
     settings: BenchSettings, baseline: Baseline, step_time: StepTime, max_call_tokens: int
 ) -> SimSettings:
     """The engine of a baseline as the simulator has it. Host memory is never full, and KV is as small as that of the
-    tiny model, so a step copies all that is due.
+    tiny model, so a step copies all that is due, and waits for it, because the engine is on a CPU.
 
     Args:
         max_call_tokens: the most tokens of a call, which without chunks is the least that a step can compute.
@@ -137,6 +137,7 @@ def simulated_engine(
         preemption="swap" if baseline.swaps else "recompute",
         kv_policy=baseline.kv_policy,
         host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,
+        copies_beside=False,
         kv_token_bytes=1,
         step_time=step_time,
     )
