@@ -44,6 +44,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "leaderboard.md": {"": (*SIMULATED, "core/prediction")},
     "learned.md": {"": SIMULATED},
+    "lineage.md": {"": ("core/identity",)},
     "real-engine.md": {"": LIVE, "Over HTTP": ("engine/serve", "engine/scheduler", "benchmarks/bench_http.py")},
     "reproduction.md": {"": SIMULATED, "Where the time of a call goes": LIVE},
     "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/watch")},

@@ -276,14 +276,14 @@ def test_deep_nesting_is_refused(depth: int) -> None:
 def test_figures_are_refused_where_the_scheduler_ignores_them() -> None:
     """A client that sends figures is told, not silently ignored. The server's own options say whether they count."""
     request = {"vllm_xargs": {"program_id": "p", "service_s": 1.0}}
-    refused = sending(request, weft={"name": "atlas"})
+    refused = sending(request, weft={"policy": "atlas"})
     assert refused.status == 400
     assert "service_s" in refused.error
     assert '"trust_clients": true' in refused.error
-    assert sending(request, weft={"name": "atlas", "trust_clients": True}).status == 200
+    assert sending(request, weft={"policy": "atlas", "trust_clients": True}).status == 200
     deadline = {"vllm_xargs": {"program_id": "p", "program_time_left_s": 30}}
-    assert sending(deadline, weft={"name": "fair"}).status == 400
-    assert sending(deadline, weft={"name": "fair", "trust_clients": True}).status == 200
+    assert sending(deadline, weft={"policy": "fair"}).status == 400
+    assert sending(deadline, weft={"policy": "fair", "trust_clients": True}).status == 200
     assert sending(request).status == 200  # the options are unknown: the scheduler decides, and logs what it ignores
 
 

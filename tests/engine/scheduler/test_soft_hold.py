@@ -451,7 +451,7 @@ def test_a_bad_kv_policy_is_refused_at_the_start(make: Make, kv_policy: object) 
 def test_a_kv_policy_may_have_parameters(make: Make) -> None:
     """As JSON, as an engine's configuration carries it."""
     h = make({"name": "ttl", "quantile": 0.5})
-    assert h.scheduler._kv_order.retention.policy._quantile == 0.5
+    assert h.scheduler._kv_order.retention.policy.quantile == 0.5
 
 
 def test_blocks_that_another_policys_programs_left_are_evicted_first(make: Make) -> None:
