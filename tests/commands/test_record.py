@@ -29,12 +29,12 @@ for number in range(int(sys.argv[1])):
     program = Program("agent")
     class Backend:
         def start_session(self, info):
-            recorder.begin(info)
+            recorder.program_started(info, 0.0)
         def end_session(self, program_id, state):
             recorder.end(program_id)
     identity = program.reports.start_call("run")
     program.reports.bind(Backend())
-    recorder.call_arrived(program.graph, 1.0)
+    recorder.call_arrived(identity, program.graph, 1.0)
     program.reports.call_arrived(identity.call_id, 1.0)
     program.reports.call_left(identity.call_id, 2.0, Account(prompt_tokens=5, output_tokens=2), CallState.FINISHED)
     program.end()
