@@ -37,6 +37,16 @@ RIVALS: Final = (
     Rival("fcfs", False, HOST_NEXT_USE),
     Rival("auto", None, HOST_NEXT_USE),
 )
+LABELS: Final = (
+    "stock order (FCFS)",
+    "FCFS by program",
+    "FCFS by program, plain gate",
+    "Weft without host memory",
+    "shortest remaining first, told sizes, gate",
+    "FCFS + host memory by LRU",
+    "FCFS + host memory by next use",
+    "Weft's default",
+)
 TICKS: Final = (0.1, 0.2, 0.3, 0.5, 0.7, 1)
 PLAIN_GATE: Final = RIVALS[2].name
 PLAIN_HOST: Final = RIVALS[6].name
@@ -115,8 +125,8 @@ def plot(found: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> 
         is_ours = name.startswith("auto")
         axis.plot(ratios, [place] * len(ratios), "o", alpha=0.5, color="tab:orange" if is_ours else "tab:grey")
         axis.plot(math.exp(statistics.fmean(map(math.log, ratios))), place, "|", markersize=16, color="black")
-    axis.set_yticks(range(len(names)), list(reversed(names)))
-    axis.set(xscale="log", xlabel="mean completion time ÷ FCFS (bar: geometric mean)")
+    axis.set_yticks(range(len(names)), list(reversed(LABELS)))
+    axis.set(xscale="log", xlabel="mean completion time ÷ that in the stock order (bar: geometric mean)")
     axis.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
     axis.minorticks_off()
     figure.savefig(path)
