@@ -10,9 +10,14 @@ import pytest
 SCRIPT = """
 import importlib, pkgutil
 import weft
+from weft.core.errors import MissingPackageError
 for found in pkgutil.walk_packages(weft.__path__, "weft."):
     if not found.name.endswith(".__main__"):
-        importlib.import_module(found.name)
+        try:
+            importlib.import_module(found.name)
+        except MissingPackageError as error:  # Agent Framework is in no lock
+            assert found.name.startswith("weft.integrations.agent_framework"), error
+            continue
         print(found.name)
 """
 

@@ -251,7 +251,8 @@ async def test_calls_that_wait_move_to_the_idle_replica(
         assert len(program.graph.calls) == 25
     assert {content(answer) for answer in answers} == {expected}
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
-    assert 0 < len(waited_s) <= sum(health.stolen for health in pair.health()[pair.model])
+    assert sum(health.stolen for health in pair.health()[pair.model]) > 0
+    assert waited_s  # on a busy machine, also of calls that were sent late and did not move
     accounts = {answer["weft"]["call_id"]: answer["weft"] for answer in answers}
     assert all(accounts[call_id]["wait_s"] >= told_s for call_id, told_s in waited_s.items())
 

@@ -66,7 +66,10 @@ def test_a_program_that_is_recorded_is_counted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "trace.jsonl")
     vllm = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
     idle = SimpleNamespace(is_idle=True)
-    engine: Any = SimpleNamespace(table=(), sessions={}, _in_flight=(), _messages=idle, _llm=vllm, _recorder=recorder)
+    programs = SimpleNamespace(messages=idle)
+    engine: Any = SimpleNamespace(
+        table=(), sessions={}, _in_flight=(), programs=programs, _llm=vllm, _recorder=recorder
+    )
     assert not any(table_sizes(engine).values())
     recorder.program_started(weft.Program()._shared.info, 0.0)
     assert table_sizes(engine)["recorded programs"] == 1

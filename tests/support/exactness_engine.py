@@ -356,17 +356,17 @@ class UnreliableSwapper:
         self._rng = random.Random(0)
         self.failures = 0
 
-    def swap_out(self, blocks: Any, slots: Any) -> Any:
-        return self._maybe(self._swapper.swap_out, blocks, slots)
+    def swap_out(self, blocks: Any, slots: Any, *, beside_compute: bool) -> Any:
+        return self._maybe(self._swapper.swap_out, blocks, slots, beside_compute)
 
-    def swap_in(self, blocks: Any, slots: Any) -> Any:
-        return self._maybe(self._swapper.swap_in, blocks, slots)
+    def swap_in(self, blocks: Any, slots: Any, *, beside_compute: bool) -> Any:
+        return self._maybe(self._swapper.swap_in, blocks, slots, beside_compute)
 
-    def _maybe(self, swap: Any, blocks: Any, slots: Any) -> Any:
+    def _maybe(self, swap: Any, blocks: Any, slots: Any, beside_compute: bool) -> Any:
         if self._rng.random() < 0.3:
             self.failures += 1
             raise SwapDeviceError("this is a test")
-        return swap(blocks, slots)
+        return swap(blocks, slots, beside_compute=beside_compute)
 
 
 # -- one engine
@@ -583,7 +583,7 @@ def unreliable(model: Path) -> dict[str, Any]:
     """Compare the outputs of calls for which copies of KV fail."""
     bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=True), Comparison()
     worker = kv_transfer_state.get_kv_transfer_group()._worker
-    worker._swapper = swapper = UnreliableSwapper(worker._swapper)
+    worker._swapper = worker._beside = swapper = UnreliableSwapper(worker._swapper)
     disturb(bench, make_calls("unreliable", 3 * len(FEATURES), overlapping=False), "unreliable", comparison)
     swap = bench.scheduler._swap.stats()._asdict()
     bench.shutdown()
