@@ -116,9 +116,10 @@ def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_vllm_calls_retryable_is_so_for_clients(scripted_server: Servers, stream: bool) -> None:
     """A paused engine refuses calls with such an error (vLLM 0.33), and vLLM's other failures are status 500."""
-    from weft.engine.vllm_compat.names import GenerationError, RetryableRequestError
+    from weft.engine.vllm_compat import names  # vLLM 0.31 does not have both
 
-    for failure, kind in ((RetryableRequestError("paused"), RetryableCallError), (GenerationError(), CallFailedError)):
+    failures = (names.RetryableRequestError("paused"), RetryableCallError), (names.GenerationError(), CallFailedError)
+    for failure, kind in failures:
         server = scripted_server([Reply("", error=failure)] * 3)
         with pytest.raises(openai.APIError) as caught:
             ask(server, [{"role": "user", "content": "Hi"}], stream=stream)
