@@ -12,6 +12,8 @@ namespace {
 using Wide = __int128;  // wide enough for products of addresses
 using UWide = unsigned __int128;
 
+constexpr int64_t kMostMarks = int64_t{1} << 24;  // 2 MiB of bits
+
 [[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument(what); }
 
 // `count` spans of `bytes` bytes each. The first starts at `first`, the others every `stride` bytes.
@@ -66,6 +68,23 @@ bool overlap(const Spans &a, const Spans &b) {
 
 std::string number(int64_t value) { return std::to_string(value); }
 
+// An id that appears twice; -1 if none does. Marking ids is ten times as fast as sorting them, and takes a bit for each
+// number between the lowest and the highest.
+int64_t first_twice(const int64_t *ids, int64_t count, int64_t lowest, int64_t highest) {
+  if (highest - lowest < kMostMarks) {
+    std::vector<bool> seen(count ? highest - lowest + 1 : 0);
+    for (int64_t i = 0; i < count; ++i) {
+      if (seen[ids[i] - lowest]) return ids[i];
+      seen[ids[i] - lowest] = true;
+    }
+    return -1;
+  }
+  std::vector<int64_t> sorted(ids, ids + count);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  return twice != sorted.end() ? *twice : -1;
+}
+
 void check_ids(const char *what, const int64_t *ids, int64_t count, int64_t limit) {
   int64_t lowest = limit, highest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -76,13 +95,10 @@ void check_ids(const char *what, const int64_t *ids, int64_t count, int64_t limi
     lowest = std::min(lowest, ids[i]);
     highest = std::max(highest, ids[i]);
   }
-  std::vector<bool> seen(count ? highest - lowest + 1 : 0);
-  for (int64_t i = 0; i < count; ++i) {
-    if (seen[ids[i] - lowest]) {
-      refuse(std::string(what) + " " + number(ids[i]) + " appears twice in one call. Pass each number at most once: "
-             "the copies run in no particular order.");
-    }
-    seen[ids[i] - lowest] = true;
+  const int64_t twice = first_twice(ids, count, lowest, highest);
+  if (twice >= 0) {
+    refuse(std::string(what) + " " + number(twice) + " appears twice in one call. Pass each number at most once: the "
+           "copies run in no particular order.");
   }
 }
 

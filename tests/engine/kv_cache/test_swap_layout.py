@@ -193,11 +193,12 @@ def test_the_check_takes_no_longer_for_more_blocks() -> None:
     assert "overlap" in check([(96, 6, 1), (99, 9, 1)], blocks, far, 64, 1)
     one_before = (96 + (blocks - 2) * 1_000_003 - (blocks - 2) * 1_000_000, 1_000_000, 1)
     assert "overlap" in check([(96, 1_000_003, 1), one_before], blocks, far * 4, 64, 1)
-    blocks = 1 << 20  # a check of ids takes a bit for each block between the first and the last of a call
     layout = _csrc.SwapLayout(np.array([(96, 6, 1), (97, 9, 1)], np.int64), blocks, far, 64, blocks)
     layout.check(np.array([blocks - 1, 0]), np.array([0, blocks - 1]))
     with pytest.raises(ValueError, match="appears twice"):
         layout.check(np.array([5, 0, 5]), np.array([0, 1, 2]))
+    with pytest.raises(ValueError, match="appears twice"):
+        layout.check(np.array([5, blocks - 1, 5]), np.array([0, 1, 2]))
 
 
 @pytest.mark.parametrize("threads", [-1, 0, 1025, 2**31 - 1])
