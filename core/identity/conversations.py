@@ -63,6 +63,11 @@ def is_answer(item: Item) -> bool:
     return item[0] == "call" or item[:2] == ("message", "assistant")
 
 
+def without_system(items: list[Item]) -> list[Item]:
+    """The items without those of the system prompt."""
+    return [item for item in items if item[:2] != ("message", "system")]
+
+
 def arguments_of(item: Item) -> Iterator[str]:
     """The texts that a tool call passes on."""
     yield from map(text_of, values_in(item[3]))

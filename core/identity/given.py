@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from weft.core.identity.conversations import arguments_of
+from weft.core.identity.conversations import arguments_of, without_system
 from weft.core.identity.items import Digest, Item
 from weft.core.identity.pieces import PIECE, folded, has_all_pieces
 from weft.core.ids import ProgramId
@@ -328,8 +328,8 @@ class Turns:
         """
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known = turns.pop(program_id, None)
-        question = known.question if known is not None else _kept(_folded(_others(items)))
-        turns[program_id] = _Turn(question, _kept(told.lower()))
+        question = known.question if known is not None else _kept(_folded(without_system(items)))
+        turns[program_id] = _Turn(question, _kept(told).lower())
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)
 
@@ -354,7 +354,7 @@ class Turns:
             system: Its system prompt, folded.
             is_open: Whether a program has not ended.
         """
-        texts = [_folded([item]) for item in _others(items)]
+        texts = [_folded([item]) for item in without_system(items)]
         if not texts or len(texts[0]) < SHORT_BYTES:
             return None
         around = system.lower()
@@ -380,10 +380,6 @@ def _goes_on(turn: _Turn, texts: list[bytes], system: bytes) -> bool:
 
 def _kept(text: bytes) -> bytes:
     return text if len(text) <= _TURN_BYTES else b""
-
-
-def _others(items: list[Item]) -> list[Item]:
-    return [item for item in items if item[:2] != ("message", "system")]
 
 
 def _folded(items: list[Item]) -> bytes:

@@ -45,7 +45,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, values_in
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, values_in, without_system
 from weft.core.identity.given import (
     LONG_BYTES,
     NEW_BYTES,
@@ -397,8 +397,7 @@ class Lineage:
 
     @staticmethod
     def _new(asked: _Asked, items: list[Item]) -> _Told:
-        others = [item for item in items if item[:2] != ("message", "system")]
-        text, is_whole = searched_texts(others)
+        text, is_whole = searched_texts(without_system(items))
         values = pieces_of(text)
         return _Told(items, text, values, keys_of(asked.scope, values), is_whole)
 
