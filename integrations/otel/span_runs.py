@@ -22,6 +22,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span,
 
 from weft.core.locks import fork_safe
 from weft.core.program import Program, register_adapter
+from weft.core.program.structure.run_tree import KEEP_ENDED
 from weft.core.program.structure.runs import RunKind
 from weft.integrations.client_call import Caller
 from weft.integrations.openai.clients import async_client
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _SCOPE: Final = "weft"  # of the spans that Weft makes: those of `attach` and of `weft.ProgramSpans`
 _ATTACHED: Final = otel_context.create_key("weft")
-MOST_OPEN, MOST_ENDED = 10_000, 1000  # spans of one program that are remembered, the newest
+MOST_OPEN: Final = 10_000  # spans of one program that are remembered, the newest; of ended ones KEEP_ENDED
 _AGENT, _TOOL, _CHAT, _EXECUTOR = "invoke_agent", "execute_tool", "chat", "executor.process"
 _SpanKey = tuple[int | str, int | str]  # the ids of a trace and of a span
 
@@ -121,7 +122,7 @@ class _Kept:
         with self._lock:
             self._open.pop(span, None)
             self._ended[span] = run
-            if len(self._ended) > MOST_ENDED:
+            if len(self._ended) > KEEP_ENDED:
                 del self._ended[next(iter(self._ended))]
 
 

@@ -26,7 +26,7 @@ from weft.core.program.structure.runs import Run, RunKind
 from weft.core.program.structure.surroundings import RunningTask
 
 ROOT: Final[Hashable] = ("weft", "root")
-_KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
+KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
 # Bounds for wide programs. A frontier has this many calls at most, the newest.
 MOST_IN_FRONTIER: Final = 16_384
 
@@ -210,7 +210,7 @@ class RunTree:
         for call_id in tuple(node.calls):
             self.drop_call(call_id)
         self._ended[run] = self._close(node, self._end_in_task(node))
-        if len(self._ended) > _KEEP_ENDED:
+        if len(self._ended) > KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
         return run, *tools
 
