@@ -63,18 +63,35 @@ async def test_only_a_large_request_is_placed_on_another_thread() -> None:
     assert watched.threads == [True, False]
 
 
+def placing(lineage: SharedLineage, text: str, *, is_large: bool) -> asyncio.Task[Placed]:
+    """A request with a text, which is being placed."""
+    return asyncio.create_task(lineage.place(Evidence(), conversation(text), "-", "", is_large=is_large))
+
+
+async def held(watched: Watched, lineage: SharedLineage) -> asyncio.Task[Placed]:
+    """A large request, which is held up on its thread."""
+    watched.goes_on.clear()
+    large = placing(lineage, "a", is_large=True)
+    await until(lambda: bool(watched.threads))
+    return large
+
+
+async def waiting(watched: Watched, lineage: SharedLineage) -> asyncio.Task[Placed]:
+    """A small request, which waits for the large one."""
+    small = placing(lineage, "b", is_large=False)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert watched.threads == [False]
+    return small
+
+
 @in_a_loop
 async def test_the_event_loop_goes_on_while_a_large_request_is_placed() -> None:
     """What it does in the meantime lets the request go on. Others are placed after it, in order."""
     watched = Watched()
     lineage = SharedLineage(watched)
-    watched.goes_on.clear()
-    large = asyncio.create_task(lineage.place(Evidence(), conversation("a"), "-", "", is_large=True))
-    await until(lambda: bool(watched.threads))
-    small = asyncio.create_task(lineage.place(Evidence(), conversation("b"), "-", "", is_large=False))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert watched.threads == [False]
+    large = await held(watched, lineage)
+    small = await waiting(watched, lineage)
     watched.goes_on.set()
     await asyncio.gather(large, small)
     assert watched.threads == [False, True]
@@ -85,16 +102,11 @@ async def test_a_request_that_is_cancelled_lets_others_in_when_its_thread_ends()
     """The thread goes on, and lineage is not for several."""
     watched = Watched()
     lineage = SharedLineage(watched)
-    watched.goes_on.clear()
-    large = asyncio.create_task(lineage.place(Evidence(), conversation("a"), "-", "", is_large=True))
-    await until(lambda: bool(watched.threads))
+    large = await held(watched, lineage)
     large.cancel()
     with pytest.raises(asyncio.CancelledError):
         await large
-    small = asyncio.create_task(lineage.place(Evidence(), conversation("b"), "-", "", is_large=False))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert watched.threads == [False]
+    small = await waiting(watched, lineage)
     watched.goes_on.set()
     await small
     assert watched.threads == [False, True]
