@@ -12,6 +12,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 VLLM   ?=
 # What the test targets run: `make test T=tests/core/policies`, or several paths in quotes.
 T      ?=
+# The marks of what no target runs by the way; pyproject.toml has the same.
+USUAL  := not slow and not soak and not package and not clients
 TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder that has it, such as PyTorch's own: \
   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
 # Of `make soak`, `make soak-serve` and `make fuzz`.
@@ -27,17 +29,18 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-with-engine test-without-engine test-core \
+  test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
   package lint lint-deploy docs docs-serve results result-ages house lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
-	@echo "make test       set up, then run the tests, real vLLM included (15 minutes on two cores)"
+	@echo "make test       set up, then run the tests in two processes, real vLLM included (15 minutes on two cores)"
 	@echo "                VLLM=0.31 or VLLM=0.33: what tests another vLLM, in an environment of its own"
 	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
-	@echo "make test-core  only the tests that need no engine (seconds)"
+	@echo "make test-core  only the tests that need no engine (minutes)"
 	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
 	@echo "make test-frameworks  the integrations on the oldest and the newest frameworks that are allowed (needs uv)"
 	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
@@ -108,10 +111,25 @@ LAY_OVER = under=$$(cd $(BIN)/../lib/python*/site-packages && pwd); cd $(1)/lib/
   if test -d vllm-*.dist-info; then find vllm -name '*.so' -delete; cp $$under/vllm/*.so vllm/; fi; \
   echo "import os, site; os.environ.setdefault('VLLM_TARGET_DEVICE', 'cpu'); site.addsitedir('$$under')" > under.pth
 
+# The two processes of `make test`. A test may run make, which must not take this one's options.
+test-with-engine test-without-engine: export MAKEFLAGS :=
+test-with-engine:
+	@$(BIN)/python -m pytest -m "engine and $(USUAL)"
+
+test-without-engine:
+	@mkdir -p build
+	@$(BIN)/python -m pytest -m "not engine and $(USUAL)" >build/$@.txt 2>&1
+
 ifeq ($(VLLM),)
+# All tests run in two processes, one for each core, to the end of both. `make test` fails if either does.
 test: model
 	@echo "==> $(or $(T),all tests); those marked 'engine' start a real vLLM engine once and share it"
+ifeq ($(T),)
+	@$(MAKE) --no-print-directory -j 2 -k test-with-engine test-without-engine; failed=$$?; \
+	  cat build/test-without-engine.txt; exit $$failed
+else
 	@$(BIN)/python -m pytest $(T)
+endif
 else
 OTHER := $(VENV)-$(VLLM)
 OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
@@ -150,7 +168,7 @@ test-frameworks:
 	@$(PYTHON) tests/frameworks.py $(T)
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package and not clients" $(T)
+	@$(BIN)/python -m pytest -m "not engine and $(USUAL)" $(T)
 
 test-slow: model
 	@$(BIN)/python -m pytest -m slow $(T)

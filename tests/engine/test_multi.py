@@ -71,14 +71,17 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.is_file()}  # noqa: S108
 
 
-def left_behind(names: set[str]) -> set[str]:
-    """The files that no background command uses, without semaphores, which are mapped for moments only."""
-    in_background = set()
-    for process in filter(is_background, psutil.process_iter()):
+def left_behind(before: set[str]) -> set[str]:
+    """New segments that no process outside this tree uses, such as a background command or another run of the tests.
+
+    Semaphores are left out, because they are mapped for moments only.
+    """
+    new, in_use = shared_memory() - before, set[str]()
+    for process in set(psutil.process_iter()) - process_tree() - {psutil.Process()}:
         with suppress(OSError):  # the process has ended
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            in_background.update(re.findall(r"/dev/shm/(\S+)", maps))  # noqa: S108
-    return {name for name in names - in_background if not name.startswith("sem.")}
+            in_use.update(re.findall(r"/dev/shm/(\S+)", maps))  # noqa: S108
+    return {name for name in (new & shared_memory()) - in_use if not name.startswith("sem.")}
 
 
 def process_tree() -> set[psutil.Process]:
@@ -123,7 +126,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     assert not engine.is_ready
     _, alive = psutil.wait_procs(processes, timeout=120)
     assert alive == []
-    assert left_behind(shared_memory() - memory) == set()
+    assert left_behind(memory) == set()
     has_died = any(each.deaths for each in health)
     assert logs
     assert {log.exists() for log in logs} == {has_died}
