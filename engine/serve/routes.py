@@ -20,13 +20,14 @@ from weft.engine.http.http_errors import openai_error
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import KeyRing, RequestKey, key_of
 from weft.engine.vllm_compat.server_names import get_prometheus_registry
-from weft.engine.watch.metrics.collector import MeasuredEngine, MetricsCollector
+from weft.engine.watch.metrics.collector import MetricsCollector
 from weft.engine.watch.metrics.names import ALL, Shown, shown_to_strangers
 from weft.engine.watch.page import page_routes
-from weft.engine.watch.spans import ProgramSpans, TracedEngine
+from weft.engine.watch.reader import WatchedEngine
+from weft.engine.watch.spans import ProgramSpans
 
 
-def add_metrics(app: FastAPI, engine: MeasuredEngine, keys: KeyRing) -> None:
+def add_metrics(app: FastAPI, engine: WatchedEngine, keys: KeyRing) -> None:
     """Add the route, in front of vLLM's.
 
     A request with a trusted key, whose sender may know of all tenants, gets all names. So does everybody on a server
@@ -51,14 +52,14 @@ def add_metrics(app: FastAPI, engine: MeasuredEngine, keys: KeyRing) -> None:
     app.router.routes[:0] = [Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/metrics/")]
 
 
-def _registry(engine: MeasuredEngine, shown: Shown) -> CollectorRegistry:
+def _registry(engine: WatchedEngine, shown: Shown) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(MetricsCollector(engine, shown=shown))
     return registry
 
 
 @contextmanager
-def spans_sent_to(endpoint: str | None, engine: TracedEngine) -> Iterator[None]:
+def spans_sent_to(endpoint: str | None, engine: WatchedEngine) -> Iterator[None]:
     """Send the spans of an engine's programs, and at the end those that have not been sent yet.
 
     The variable OTEL_EXPORTER_OTLP_TRACES_PROTOCOL names the protocol, as for vLLM's own server. OpenTelemetry's global

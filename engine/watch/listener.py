@@ -16,7 +16,7 @@ from weft.core.show.keeper import Timelines
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.watch.address import Bound, bind, close_in_fork, parse
-from weft.engine.watch.reader import ListeningEngine, LiveReader
+from weft.engine.watch.reader import LiveReader, WatchedEngine
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -61,11 +61,11 @@ class Listener:
         self._close = weakref.finalize(self, not_in_forks(Bound.close), self._bound)
         _listeners.add(self)
 
-    def serve(self, engine: ListeningEngine, loop: LoopThread) -> None:
+    def serve(self, engine: WatchedEngine, loop: LoopThread) -> None:
         """Serve the state of an engine on its event loop from now on."""
         from weft.engine.watch.routes import make_app
 
-        alive = cast("ListeningEngine", weakref.proxy(engine))
+        alive = cast("WatchedEngine", weakref.proxy(engine))
         # Methods of the proxy, if they were taken off it here, would keep the engine.
         timelines = Timelines(lambda program_id: alive.row(program_id), lambda: alive.now_s())  # noqa: PLW0108
         engine.observe(timelines)

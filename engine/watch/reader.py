@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from weft.core.errors import EngineError
-from weft.core.ids import ProgramId
+from weft.core.ids import EngineId, ProgramId
 from weft.core.policies import PolicyConfig
 from weft.core.process_rows import ProgramRow
 from weft.core.process_table import ProcessTable
 from weft.core.program.observer import ProgramObserver
+from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth
 from weft.core.show import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.wire.answers import read_state
 from weft.engine.wire.control import TakeState, encode_control
+
+T = TypeVar("T")
 
 _ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
 _FRESH_S: Final = 0.5  # schedulers are asked at most so often, however many look on
@@ -35,27 +39,35 @@ class WatchedReplica(NamedTuple):
 
 
 class WatchedEngine(Protocol):
-    """What is read of an engine."""
+    """What the state, the page, the metrics and the spans of an engine are made from."""
 
+    engine_id: EngineId
     table: ProcessTable
 
     @property
     def policy(self) -> PolicyConfig | None:
-        """How calls are scheduled; None: a server knows."""
+        """How calls are scheduled. It is None if only a server knows that."""
 
     @property
     def models(self) -> list[str]:
         """The names of its models."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes calls."""
+
+    @property
+    def admissions(self) -> Mapping[str, Admission]:
+        """By model's name, what counts its calls in flight."""
+
     def now_s(self) -> float:
-        """Monotonic seconds."""
+        """The time of the engine's monotonic clock, in seconds."""
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the engine's event loop."""
 
     def watched(self) -> Sequence[WatchedReplica]:
         """Its replicas. Called on the engine's event loop."""
-
-
-class ListeningEngine(WatchedEngine, Protocol):
-    """What a listener asks of an engine."""
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """An open program's row."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from weft.core.show.keeper import Timelines
-    from weft.engine.watch.reader import ListeningEngine
+    from weft.engine.watch.reader import WatchedEngine
 
 
 def check_packages() -> None:
@@ -33,7 +33,7 @@ def check_packages() -> None:
     del starlette, uvicorn
 
 
-def make_app(reader: LiveReader, engine: ListeningEngine, timelines: Timelines, *, checks_host: bool) -> ASGIApp:
+def make_app(reader: LiveReader, engine: WatchedEngine, timelines: Timelines, *, checks_host: bool) -> ASGIApp:
     """The application.
 
     Args:

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -41,23 +41,14 @@ from weft.core.process_rows import (
     ProgramState,
     RunningTool,
 )
-from weft.core.process_table import ProcessTable
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
+from weft.engine.watch.reader import WatchedEngine
 
 _OPERATION: Final = "gen_ai.operation.name"
 _PROVIDER: Final = {"gen_ai.provider.name": "vllm"}
 _KEEP_CONTEXTS: Final = 1000  # of outer programs that have no span any more
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
-
-
-class TracedEngine(Protocol):
-    """What is read of an engine."""
-
-    table: ProcessTable
-
-    def observe(self, observer: ProgramObserver) -> None:
-        """Tell an observer what happens to programs from now on."""
 
 
 @dataclass(slots=True)
@@ -90,7 +81,7 @@ class ProgramSpans(ProgramObserver):
         tracer_provider: Gets the spans. None: OpenTelemetry's global one.
     """
 
-    def __init__(self, engine: TracedEngine, tracer_provider: TracerProvider | None = None) -> None:
+    def __init__(self, engine: WatchedEngine, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = (tracer_provider or get_tracer_provider()).get_tracer("weft")
         self._table = engine.table
         self._server = _server_attributes(getattr(engine, "server_url", None))  # of `weft.connect`

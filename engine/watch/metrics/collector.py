@@ -6,11 +6,11 @@ import asyncio
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Iterable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -19,43 +19,15 @@ from weft.core.ids import EngineId
 from weft.core.locks import fork_safe
 from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
-from weft.core.program.observer import ProgramObserver
-from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaState
-from weft.engine.watch import WatchedReplica
 from weft.engine.watch.metrics.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import ALL, Shown
 from weft.engine.watch.metrics.replicas import ANSWER_S, ReplicaFigures, Rising, read_figures
-
-T = TypeVar("T")
+from weft.engine.watch.reader import WatchedEngine
 
 _KINDS: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _BOUNDS: Final = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
-
-
-class MeasuredEngine(Protocol):
-    """What the collector asks of an engine."""
-
-    engine_id: EngineId
-    table: ProcessTable
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it takes calls."""
-
-    @property
-    def admissions(self) -> Mapping[str, Admission]:
-        """By model."""
-
-    def observe(self, observer: ProgramObserver) -> None:
-        """Tell an observer what happens to programs from now on."""
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the engine's event loop."""
-
-    def watched(self) -> Sequence[WatchedReplica]:
-        """Its replicas. Called on the engine's event loop."""
 
 
 class MetricsCollector:
@@ -74,7 +46,7 @@ class MetricsCollector:
         shown: The names that are told apart: by default those of programs, tools and tenants that are used most.
     """
 
-    def __init__(self, *engines: MeasuredEngine, shown: Shown = ALL) -> None:
+    def __init__(self, *engines: WatchedEngine, shown: Shown = ALL) -> None:
         self._measured = [_Measured(engine, shown) for engine in engines]
         self._lock = fork_safe(threading.Lock())
 
@@ -114,7 +86,7 @@ class _Samples:
 class _Measured:
     """One engine."""
 
-    def __init__(self, engine: MeasuredEngine, shown: Shown) -> None:
+    def __init__(self, engine: WatchedEngine, shown: Shown) -> None:
         self.engine = weakref.ref(engine)
         self._counts = counts = ProgramCounts(shown)
         self._replicas: list[ReplicaFigures] = []
@@ -142,7 +114,7 @@ class _Measured:
 
     # -- schedulers
 
-    def _ask(self, engine: MeasuredEngine) -> None:
+    def _ask(self, engine: WatchedEngine) -> None:
         async def read() -> None:
             self._replicas = await read_figures(engine.watched())
 
