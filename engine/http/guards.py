@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from weft.core.routing.refusals import Refused
 from weft.engine.http.arrivals import BODY_S
 from weft.engine.http.check_ids import App, Receive, Scope, Send
-from weft.engine.http.http_errors import error_for, openai_error
+from weft.engine.http.http_errors import openai_error, refuse
 
 # Nobody can buy a name that ends in one of these.
 _PRIVATE: Final = frozenset({"localhost", "local", "internal", "lan", "arpa", "test", "example", "invalid"})
@@ -47,17 +47,7 @@ class RefuseForeignPages:
             await self._app(scope, receive, send)
             return
         self._on_refused(Refused.FOREIGN_PAGE)
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # before it was accepted: status 403
-            return
-        body = json.dumps(error_for(scope["path"], HTTPStatus.FORBIDDEN, message, "foreign_page")).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),  # the body is not read
-        ]
-        await send({"type": "http.response.start", "status": HTTPStatus.FORBIDDEN, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await refuse(scope, send, HTTPStatus.FORBIDDEN, message, "foreign_page")
 
     def _reason(self, scope: Scope) -> str | None:
         """Why a request is refused; None if it passes."""

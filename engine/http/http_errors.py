@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from weft.core.errors import (
@@ -108,6 +109,30 @@ def error_for(path: str, status: int, message: str, code: str) -> dict[str, Any]
     if path.startswith("/v1/messages"):
         return anthropic_error(status, message)
     return openai_error(status, message, code)
+
+
+async def refuse(
+    scope: MutableMapping[str, Any],
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    status: int,
+    message: str,
+    code: str,
+    *more_headers: tuple[bytes, bytes],
+) -> None:
+    """Answer a request in place of the application. The connection closes, because a body would not be read."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})  # before it was accepted: status 403
+        return
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    body = json.dumps(error_for(path, status, message, code)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        *more_headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def typed_error(path: str, status: int, body: bytes) -> bytes:

@@ -45,6 +45,9 @@ class ServedEngine(EngineClient):
         engine: The engine.
         has_keys: Whether only clients with an API key are served.
 
+    Attributes:
+        requests: The HTTP requests that were admitted and have not ended.
+
     Raises:
         ReplicaError: The engine has several models.
     """
@@ -66,8 +69,8 @@ class ServedEngine(EngineClient):
         self._engine = engine
         self._log = get_logger()
         endpoint, llm = engine.served()
-        self._requests = ServedRequests(self.programs, endpoint.admission, engine.now_s)
-        self._calls = ServedCalls(engine, self.programs, self._requests, has_keys=has_keys)
+        self.requests = ServedRequests(self.programs, endpoint.admission, engine.now_s)
+        self._calls = ServedCalls(engine, self.programs, self.requests, has_keys=has_keys)
         self.vllm_config = llm.vllm_config
         self.model_config = llm.model_config
         self.renderer = llm.renderer
@@ -76,10 +79,10 @@ class ServedEngine(EngineClient):
     # -- requests
 
     def admit(self, key: str, request: ServedRequest) -> None:
-        """Admit an HTTP request as one call; `end_request` follows.
+        """Admit an HTTP request as one call; `requests.end` follows.
 
         Args:
-            key: Nobody else can guess it.
+            key: A random text by which the request is found again. No client may be able to guess it.
             request: The request.
 
         Raises:
@@ -88,28 +91,7 @@ class ServedEngine(EngineClient):
         """
         if self._calls.is_stopping:
             raise EngineClosedError
-        self._requests.admit(key, request)
-
-    def count_call(self, key: ApiKey) -> None:
-        """Count a call of which the request is arriving against the limit of its API key; `uncount_call` follows, or
-        `admit` with `is_counted`.
-
-        Raises:
-            KeyLimitError: The key has as many calls as it may.
-        """
-        self._requests.count_call(key)
-
-    def uncount_call(self, key: ApiKey) -> None:
-        """The request was given up before it was admitted."""
-        self._requests.uncount_call(key)
-
-    def request(self, key: str) -> ServedRequest | None:
-        """An HTTP request that was admitted and has not ended."""
-        return self._requests.get(key)
-
-    def end_request(self, key: str) -> None:
-        """The request has its answer."""
-        self._requests.end(key)
+        self.requests.admit(key, request)
 
     def refused(self, reason: Refused, key: ApiKey | None) -> None:
         """A request was refused; None: it has no API key of this server."""
@@ -135,7 +117,7 @@ class ServedEngine(EngineClient):
             GracefulHTTPError: The call failed; Weft's message and status.
         """
         arguments = sampling_params.extra_args or {}
-        request = self._requests.get(str(arguments.get(REQUEST, "")))
+        request = self.requests.get(str(arguments.get(REQUEST, "")))
         try:
             async with aclosing(self._calls.run(request, prompt, sampling_params, request_id, kwargs)) as outputs:
                 async for output in outputs:

@@ -192,7 +192,7 @@ class _ServedExchange(Exchange):
     def arriving(self) -> None:
         """Count the call before its bytes are held, or a key could hold any number of bodies beside its calls."""
         if self._path in _ADMITTED:
-            self._engine.count_call(self._client)
+            self._engine.requests.count_call(self._client)
             self._is_counted = True
 
     def overloaded(self, error: OverloadedError) -> Refusal:
@@ -213,7 +213,7 @@ class _ServedExchange(Exchange):
 
     async def send(self, message: Message) -> None:
         """Add the program's id and the call's account; and to an error whether, and when, to try again."""
-        request = self._engine.request(self._key)
+        request = self._engine.requests.get(self._key)
         if request is not None and message["type"] == "http.response.start":
             more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
             if request.failure is not None and message["status"] >= 400:
@@ -287,7 +287,7 @@ class _ServedExchange(Exchange):
         return found
 
     async def end_stream(self) -> bool:
-        request = self._engine.request(self._key)
+        request = self._engine.requests.get(self._key)
         if request is None or request.failure is None or self._path != _RESPONSES or not self._has_begun:
             return False
         error = self._failure(request.failure)["error"]
@@ -313,8 +313,8 @@ class _ServedExchange(Exchange):
 
     def end(self) -> None:
         if self._is_counted:
-            self._engine.uncount_call(self._client)
-        self._engine.end_request(self._key)
+            self._engine.requests.uncount_call(self._client)
+        self._engine.requests.end(self._key)
 
     def _seconds(self, name: bytes) -> float | None:
         """The value of a header; None: it is not there."""

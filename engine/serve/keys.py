@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -23,7 +22,7 @@ from weft.core.ids import check_id
 from weft.core.log import get_logger
 from weft.core.routing.refusals import Refused
 from weft.engine.http.check_ids import App, Receive, Scope, Send
-from weft.engine.http.http_errors import error_for
+from weft.engine.http.http_errors import refuse
 from weft.engine.http.identity import NO_KEY
 from weft.engine.watch.page import PATHS
 from weft.engine.wire.call_header import SCOPE_LENGTH
@@ -239,7 +238,8 @@ class Authenticate:
         if key is None and not _is_open(scope):
             has_key = any(name in (b"authorization", b"x-api-key") for name, _value in scope["headers"])
             self._on_refused(Refused.WRONG_API_KEY if has_key else Refused.NO_API_KEY)
-            await _refuse(scope, send, has_key=has_key)
+            message, code = (_WRONG, "invalid_api_key") if has_key else (_MISSING, "missing_api_key")
+            await refuse(scope, send, 401, message, code, (b"www-authenticate", b"Bearer"))
             return
         await self._app({**scope, _KEY: key}, receive, send)
 
@@ -271,20 +271,3 @@ def _is_open(scope: Scope) -> bool:
     if scope["method"] == "OPTIONS":  # a browser asks before it sends a key, and vLLM's application answers
         return any(name == b"access-control-request-method" for name, _value in scope["headers"])
     return scope["method"] in ("GET", "HEAD") and path_of(scope) in OPEN_PATHS
-
-
-async def _refuse(scope: Scope, send: Send, *, has_key: bool) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})  # before it was accepted: status 403
-        return
-    message, code = (_WRONG, "invalid_api_key") if has_key else (_MISSING, "missing_api_key")
-    body = json.dumps(error_for(path_of(scope), 401, message, code)).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    if any(name in (b"content-length", b"transfer-encoding") for name, _value in scope["headers"]):
-        headers.append((b"connection", b"close"))  # the body is not read
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The limits that an API key has of its own."""
+"""The HTTP requests of a server that were admitted, and the limit of calls that an API key has of its own."""
 
 from __future__ import annotations
 
@@ -15,44 +15,6 @@ from weft.core.routing.admission import Admission
 from weft.engine.host.in_flight import InFlight
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
-
-
-class CallsOfKeys:
-    """Counts the calls in flight of keys that have a limit. Use it on the engine's event loop."""
-
-    def __init__(self) -> None:
-        self._admissions: dict[str, Admission] = {}  # by scope; no more than there are keys
-
-    def enter(self, key: ApiKey, now_s: float) -> None:
-        """Admit a call; `leave` ends it.
-
-        Args:
-            key: Of the request.
-            now_s: Seconds of the engine's clock.
-
-        Raises:
-            KeyLimitError: The key has as many calls in flight as it may.
-        """
-        limit = key.max_calls
-        if limit is None:
-            return
-        admission = self._admissions.get(key.scope)
-        if admission is None:
-            admission = self._admissions[key.scope] = Admission(lambda: limit)
-        try:
-            admission.enter(now_s)
-        except OverloadedError as error:
-            raise KeyLimitError("max_calls", limit, error.retry_after_s) from None
-
-    def leave(self, key: ApiKey, now_s: float) -> None:
-        """A call that was admitted has ended."""
-        if key.max_calls is not None:
-            self._admissions[key.scope].leave(now_s)
-
-    def count(self, key: ApiKey) -> int:
-        """The calls in flight of a key; 0 if it has no limit."""
-        admission = self._admissions.get(key.scope)
-        return admission.calls if admission is not None else 0
 
 
 @dataclass(slots=True)
@@ -101,11 +63,8 @@ class ServedRequests:
         self._programs = programs
         self._admission = admission
         self._clock = clock
-        self._calls_of_keys = CallsOfKeys()
+        self._of_keys: dict[str, Admission] = {}  # by scope, of the keys that have a limit
         self._requests: dict[str, ServedRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._requests)
 
     def get(self, key: str) -> ServedRequest | None:
         """The request of a key; None: it was not admitted, or has ended."""
@@ -115,7 +74,7 @@ class ServedRequests:
         """Admit a request as one call; `end` follows.
 
         Args:
-            key: Nobody else can guess it.
+            key: A random text by which the request is found again. No client may be able to guess it.
             request: The request.
 
         Raises:
@@ -127,7 +86,7 @@ class ServedRequests:
         try:
             self._admission.enter(now_s)
         except OverloadedError:
-            self.leave_call(request)
+            self.uncount_call(request.key)
             raise
         self._requests[key] = request
 
@@ -138,12 +97,14 @@ class ServedRequests:
             return
         if request.is_reserved:
             self._admission.leave(self._clock())
-            self.leave_call(request)
+            self.uncount_call(request.key)
         if request.identity.ends:
             self._programs.end_after_calls(request.identity.program_id)
 
     def admit_call(self, request: ServedRequest) -> None:
-        """Count a call against the limit of its API key; `leave_call` follows.
+        """Count a call against the limit of its API key, unless that was done while its request arrived.
+
+        `uncount_call` follows.
 
         Raises:
             KeyLimitError: The key has as many calls in flight as it may.
@@ -152,21 +113,24 @@ class ServedRequests:
             self.count_call(request.key)
         request.is_counted = False
 
-    def leave_call(self, request: ServedRequest) -> None:
-        """A call that was counted has ended."""
-        self.uncount_call(request.key)
-
     def count_call(self, key: ApiKey) -> None:
-        """Count a call of an API key; `uncount_call` follows.
+        """Count a call against the limit of its API key, if the key has one; `uncount_call` follows.
 
         Raises:
-            KeyLimitError: The key has as many calls as it may.
+            KeyLimitError: The key has as many calls in flight as it may.
         """
-        self._calls_of_keys.enter(key, self._clock())
+        limit = key.max_calls
+        if limit is None:
+            return
+        try:
+            self._of_keys.setdefault(key.scope, Admission(lambda: limit)).enter(self._clock())
+        except OverloadedError as error:
+            raise KeyLimitError("max_calls", limit, error.retry_after_s) from None
 
     def uncount_call(self, key: ApiKey) -> None:
-        """A call that was counted has ended, or was given up."""
-        self._calls_of_keys.leave(key, self._clock())
+        """Note that a call that was counted has ended, or that its request was given up before it was admitted."""
+        if key.max_calls is not None:
+            self._of_keys[key.scope].leave(self._clock())
 
 
 class SharedLineage:

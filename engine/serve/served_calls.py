@@ -152,7 +152,7 @@ class ServedCalls:
                 if request.is_call:
                     self._programs.end_after_calls(program.program_id)
         finally:
-            self._requests.leave_call(request)
+            self._requests.uncount_call(request.key)
 
 
 def _taker(call: InFlight) -> Callable[[RequestOutput], bool]:

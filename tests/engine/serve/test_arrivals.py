@@ -33,11 +33,8 @@ class Server:
         self.refused: list[Refused] = []
         self.ends = asyncio.Event()
         engine: Any = SimpleNamespace(
-            request=self.requests.get,
+            requests=self.requests,
             admit=self.requests.admit,
-            count_call=self.requests.count_call,
-            uncount_call=self.requests.uncount_call,
-            end_request=self.requests.end,
             refused=lambda reason, _key: self.refused.append(reason),
             call_timeout_s=None,
             lineage=SharedLineage(Lineage()),

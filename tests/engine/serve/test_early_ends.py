@@ -58,9 +58,8 @@ def served(app: App) -> tuple[ServeRequests, Callable[[WeftError], None]]:
     """The application behind the server, and what fails the call of its request."""
     admitted: dict[str, Any] = {}
     engine: Any = SimpleNamespace(
-        request=admitted.get,
+        requests=SimpleNamespace(get=admitted.get, end=lambda _key: None),
         admit=admitted.__setitem__,
-        end_request=lambda _key: None,
         call_timeout_s=None,
         lineage=SharedLineage(Lineage()),
     )

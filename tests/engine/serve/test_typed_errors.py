@@ -32,9 +32,8 @@ def answer(path: str, status: int, *pieces: bytes) -> tuple[dict[bytes, bytes], 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    engine: Any = SimpleNamespace(
-        request=lambda _key: None, end_request=lambda _key: None, call_timeout_s=None, lineage=SharedLineage(Lineage())
-    )
+    requests = SimpleNamespace(get=lambda _key: None, end=lambda _key: None)
+    engine: Any = SimpleNamespace(requests=requests, call_timeout_s=None, lineage=SharedLineage(Lineage()))
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     guarded = Authenticate(ServeRequests(app, engine), make_key_ring(), on_refused=lambda _reason: None)
     asyncio.run(guarded(scope, receive, send))
