@@ -253,7 +253,7 @@ def _calls(
         lane, row = places[node.call_id]
         begin = _start(node) - program.start_s
         end = None if node.completion_s is None else node.completion_s - program.start_s
-        waits, services = pieces(Span(begin, program.end_s - program.start_s if end is None else end), account)
+        waits, services = _pieces(Span(begin, program.end_s - program.start_s if end is None else end), account)
         calls.append(
             TimelineCall(
                 call_id=node.call_id.removeprefix(scope),
@@ -283,7 +283,7 @@ def _calls(
     return tuple(calls)
 
 
-def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def _pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """Return the waits and the times of service between a call's arrival and its end.
 
     The service fills the time between the waits, until its sum is used up. `bar` is the time from the call's arrival to

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from weft.core.errors import SimulationError
 from weft.core.show.program_timeline import rows
 from weft.core.sim.result import Execution, SimResult
+from weft.core.tables import one_line
 
 MOST_CALLS: Final = 10_000  # More bars cannot be distinguished.
 _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10
@@ -33,7 +34,7 @@ def gantt(result: SimResult) -> str:
     for number, (name, row) in enumerate(result.programs.items()):
         lanes = _lanes([execution for execution in result.runs if execution.program == name])
         color = f"hsl({number * 137 % 360} 55% 60%)"
-        parts.append(f'<text x="{_LEFT - 8}" y="{top + 13}" text-anchor="end">{_text(name[:18])}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{top + 13}" text-anchor="end">{escape(one_line(name[:18]))}</text>')
         x, width = _LEFT + (row.arrival - begin) * scale, (row.finish - row.arrival) * scale
         parts.append(f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{len(lanes) * _LANE}" fill="#eee"/>')
         for lane, executions in enumerate(lanes):
@@ -46,7 +47,7 @@ def gantt(result: SimResult) -> str:
                 )
                 parts.append(
                     f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE - 2}" fill="{color}" stroke="#fff">'
-                    f"<title>{_text(title)}</title></rect>"
+                    f"<title>{escape(one_line(title))}</title></rect>"
                 )
         top += len(lanes) * _LANE + 6
     for tick in range(_TICKS + 1):
@@ -66,7 +67,3 @@ def _lanes(executions: Sequence[Execution]) -> list[list[Execution]]:
     for execution, row in zip(ordered, rows((each.start_s, each.end_s) for each in ordered), strict=True):
         lanes.setdefault(row, []).append(execution)
     return list(lanes.values())
-
-
-def _text(text: str) -> str:
-    return escape("".join(character if character.isprintable() else " " for character in text))

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from weft.core.errors import TraceError, WeftError
 from weft.core.files import writing
-from weft.core.ids import CallId
-from weft.core.program.graph import CallNode, ProgramGraph
-from weft.core.show import Span
-from weft.core.show.program_timeline import pieces
+from weft.core.program.graph import ProgramGraph
+from weft.core.show import timeline
+from weft.core.tables import one_line
 
 _WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
+_TEXT, _LINE = "#555555", "#777777"
 _HALF: Final = 0.28  # half the height of a bar, in lanes
 
 
@@ -101,89 +101,63 @@ FORMATS: Final[dict[str, Callable[[ProgramGraph, Path], object]]] = {
 
 
 def draw(graph: ProgramGraph, axes: Any) -> None:
-    """Draw a graph over time into matplotlib axes.
+    """Draw the timeline of a graph into matplotlib axes.
 
     Each thread has a lane. Each call is a bar from arrival to completion, in which wait and service are shaded. Edges
     are arrows, dashed where they are guesses. Interceptions are thin lines with the names of the tools. The critical
     path is red.
     """
     graph = graph.copy()  # the program may go on
-    lanes = {thread_id: number for number, thread_id in enumerate(graph.threads)}
-    timed = {node.call_id: node for node in graph.calls if node.arrival_s is not None}
-    begin_s = min((_start_s(node) for node in timed.values()), default=0.0)
-    last_s = max((node.completion_s or _start_s(node) for node in timed.values()), default=0.0)
-    path = graph.critical_path()
-    on_critical_path = set(path.calls)
-
-    def position(node: CallNode) -> tuple[float, float, int]:
-        end_s = last_s if node.completion_s is None else node.completion_s
-        return _start_s(node) - begin_s, end_s - begin_s, lanes[node.thread_id]
-
-    for node in timed.values():
-        start, end, lane = position(node)
-        on_path = node.call_id in on_critical_path
-        bar: dict[str, Any] = {"height": 2 * _HALF, "left": start}
-        axes.barh(lane, end - start, color=_REST, **bar)
-        waits, services = pieces(Span(start, end), node.account)
-        for color, spans in ((_SERVICE, services), (_WAIT, waits)):
+    shown = timeline(graph)
+    ends_s = {call.call_id: shown.length_s if call.end_s is None else call.end_s for call in shown.calls}
+    lanes = {call.call_id: call.lane for call in shown.calls}
+    for call in shown.calls:
+        length_s = ends_s[call.call_id] - call.start_s
+        bar: dict[str, Any] = {"height": 2 * _HALF, "left": call.start_s}
+        axes.barh(call.lane, length_s, color=_REST, **bar)
+        for color, spans in ((_SERVICE, call.services), (_WAIT, call.waits)):
             for span in spans:
-                axes.barh(lane, span.end_s - span.start_s, color=color, height=2 * _HALF, left=span.start_s)
-        edge = {"edgecolor": _CRITICAL if on_path else "#555555", "linewidth": 2 if on_path else 0.5}
-        axes.barh(lane, end - start, fill=False, **edge, **bar)
-        _write(axes, start, lane - _HALF - 0.05, node.label or "call")
-    critical = set(itertools.pairwise(path.calls))
-    _draw_edges(graph, timed, position, critical, axes)
-    for gap in graph.interceptions:
-        below = lanes[graph[gap.before].thread_id] + _HALF + 0.06
-        axes.hlines(below, gap.start_s - begin_s, gap.end_s - begin_s, color=_GAP, linewidth=2)
+                axes.barh(call.lane, span.end_s - span.start_s, color=color, height=2 * _HALF, left=span.start_s)
+        edge = {"edgecolor": _CRITICAL, "linewidth": 2} if call.is_critical else {"edgecolor": _TEXT, "linewidth": 0.5}
+        axes.barh(call.lane, length_s, fill=False, **edge, **bar)
+        _write(axes, call.start_s, call.lane - _HALF - 0.05, call.label or "call")
+    critical = set(itertools.pairwise(shown.critical_path.calls))
+    for call in shown.calls:
+        for parent in call.parents:
+            if parent.call_id in lanes:
+                on_path = (parent.call_id, call.call_id) in critical
+                arrow = {
+                    "arrowstyle": "-|>",
+                    "linestyle": "-" if parent.is_exact else "--",
+                    "color": _CRITICAL if on_path else _LINE,
+                    "linewidth": 1.6 if on_path else 0.8,
+                    "shrinkA": 0,
+                    "shrinkB": 0,
+                }
+                begin = ends_s[parent.call_id], lanes[parent.call_id]
+                axes.annotate("", xy=(call.start_s, call.lane), xytext=begin, arrowprops=arrow)
+    for gap in shown.gaps:
+        below = lanes[gap.call_id] + _HALF + 0.06
+        axes.hlines(below, gap.start_s, gap.end_s, color=_GAP, linewidth=2)
         if gap.tools:
-            _write(axes, gap.start_s - begin_s, below + 0.13, ", ".join(gap.tools), color="#555555", style="italic")
-    axes.set_yticks(range(len(lanes)), [f"thread {number}" for number in range(len(lanes))])
-    axes.set_ylim(max(len(lanes), 1) - 0.4, -0.6)
+            _write(axes, gap.start_s, below + 0.13, ", ".join(gap.tools), color=_TEXT, style="italic")
+    count = len(shown.lanes)
+    axes.set_yticks(range(count), [f"thread {number}" for number in range(count)])
+    axes.set_ylim(max(count, 1) - 0.4, -0.6)
     axes.set_xlabel("seconds since the first call arrived")
-    missing = len(graph) - len(timed)
-    title = f"{graph.name}: {len(graph)} calls, critical path {path.service_s:.3f} s of service"
+    missing = sum(node.arrival_s is None for node in graph.calls)
+    older, count = shown.calls_left_out - missing, len(shown.calls) + missing
+    title = f"{graph.name}: {count} calls, critical path {shown.critical_path.service_s:.3f} s of service"
     title += f" ({missing} never reached the engine)" if missing else ""
-    title += f", after {graph.folded.calls} older calls" if graph.folded.calls else ""
+    title += f", after {older} older calls" if older else ""
     title += f", inside {graph.parent_program_id}" if graph.parent_program_id is not None else ""
-    axes.set_title(_one_line(title), fontsize=10, parse_math=False)
+    axes.set_title(one_line(title), fontsize=10, parse_math=False)
     for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "other time"), (_CRITICAL, "critical path")):
         axes.barh(0, 0, color=color, label=meaning)
     axes.plot([], [], color=_GAP, linewidth=2, label="interception")
-    axes.plot([], [], "--", color="#777777", linewidth=0.8, label="a guess")
+    axes.plot([], [], "--", color=_LINE, linewidth=0.8, label="a guess")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
 
 
-def _draw_edges(
-    graph: ProgramGraph,
-    timed: dict[CallId, CallNode],
-    position: Callable[[CallNode], tuple[float, float, int]],  # start and end in seconds, and the lane
-    critical: set[tuple[CallId, CallId]],
-    axes: Any,
-) -> None:
-    edges = ((edge, timed[call_id]) for call_id in timed for edge in graph[call_id].parents if edge.parent in timed)
-    for edge, node in edges:
-        _, from_s, from_lane = position(timed[edge.parent])
-        to_s, _, to_lane = position(node)
-        on_path = (edge.parent, node.call_id) in critical
-        arrow = {
-            "arrowstyle": "-|>",
-            "linestyle": "-" if edge.exact else "--",
-            "color": _CRITICAL if on_path else "#777777",
-            "linewidth": 1.6 if on_path else 0.8,
-            "shrinkA": 0,
-            "shrinkB": 0,
-        }
-        axes.annotate("", xy=(to_s, to_lane), xytext=(from_s, from_lane), arrowprops=arrow)
-
-
-def _start_s(node: CallNode) -> float:
-    return node.arrival_s or 0.0
-
-
 def _write(axes: Any, x: float, y: float, text: str, **style: Any) -> None:
-    axes.text(x, y, _one_line(text), fontsize=7, clip_on=True, parse_math=False, **style)
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
+    axes.text(x, y, one_line(text), fontsize=7, clip_on=True, parse_math=False, **style)
