@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from weft.core.policies.queues.waiting import RankHeap
+from weft.core.policies.queues.waiting import RankQueue
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.prediction import ReturnTimes, ReusedPart
@@ -107,12 +107,12 @@ class AdmissionGate:
         self._standing = standing
         self._foresight = foresight
         self._residents: dict[ProgramView, Resident] = {}
-        self._open: RankHeap[Resident] = RankHeap()  # the worst standing first
-        self._shut: RankHeap[Resident] = RankHeap()  # programs of which calls are held back, the best standing first
+        self._open: RankQueue[Resident] = RankQueue()  # the worst standing first
+        self._shut: RankQueue[Resident] = RankQueue()  # programs of which calls are held back, the best standing first
         self._open_in_turn: dict[Resident, None] = {}  # the one that has been open for longest first
         self._shut_in_turn: dict[Resident, None] = {}  # the one that has been held back for longest first
         self._idle: dict[Resident, _Place] = {}  # open programs without calls
-        self._places: RankHeap[_Place] = RankHeap()  # theirs
+        self._places: RankQueue[_Place] = RankQueue()  # theirs
         self._mean_output_tokens = 0.0
         self._mean_computed_tokens = 0.0  # of prompts
         self._reused = ReusedPart()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
+from weft.core.policies.queues.waiting import RankQueue, WaitingCalls
 from weft.core.policies.view import Call, Rank
 
 _WIDTH: Final = math.log(1.1)  # of a bucket, in which a call may go before another whose ratio is up to 10 % higher
@@ -28,7 +28,7 @@ class ByResponseRatio(WaitingCalls):
 
     def __init__(self) -> None:
         super().__init__()
-        self._queues: dict[int, dict[int, RankHeap[Call]]] = {}  # by level, then by bucket; none is empty
+        self._queues: dict[int, dict[int, RankQueue[Call]]] = {}  # by level, then by bucket; none is empty
         self._places: dict[Call, tuple[int, int]] = {}
 
     def push(self, member: Call) -> None:
@@ -36,7 +36,7 @@ class ByResponseRatio(WaitingCalls):
             raise ValueError(f"already in the queue: {member}")
         bucket = math.floor(math.log(member.predicted_service_s) / _WIDTH)
         place = self._places[member] = member.rank.level, bucket
-        self._queues.setdefault(place[0], {}).setdefault(bucket, RankHeap()).push(member)
+        self._queues.setdefault(place[0], {}).setdefault(bucket, RankQueue()).push(member)
 
     def update(self, member: Call) -> None:
         if member in self._places:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
+from weft.core.policies.queues.waiting import RankQueue, WaitingCalls
 from weft.core.policies.view import Call, ProgramView, Rank
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered
@@ -85,7 +85,7 @@ class ByTenant(WaitingCalls):
         super().__init__()
         self.tenants: dict[str, TenantQueue] = {}
         self._make, self._weight_of, self._work_of = make, weight_of, work_of
-        self._ready: RankHeap[TenantQueue] = RankHeap()  # tenants with waiting calls
+        self._ready: RankQueue[TenantQueue] = RankQueue()  # tenants with waiting calls
         self._reserved: dict[Call, Reserved] = {}
         self.entered: dict[Call, TenantQueue] = {}
         self._tenant_of_program: dict[ProgramView, TenantQueue] = {}

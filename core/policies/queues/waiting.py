@@ -1,11 +1,11 @@
-"""Queues in rank order: O(log n) to add, take and re-rank a member, O(1) to remove one from anywhere."""
+"""Queues in rank order: O(log n) comparisons to add, take and re-rank a member, O(1) to remove one from anywhere."""
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import insort
 from collections.abc import Hashable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from weft.core.policies.view import Call, Rank
 
@@ -18,18 +18,22 @@ class Ranked(Hashable, Protocol):
 
 
 T = TypeVar("T", bound=Ranked)
+_Entry = tuple[int, float, int, int, T]  # the rank of a member, the number of its push, and the member
+_FEW: Final = 16  # new entries that are sorted in one by one
 
 
-class RankHeap(Generic[T]):
+class RankQueue(Generic[T]):
     """A priority queue by rank. After a change of a member's rank, call `update`.
 
-    Removing or re-ranking a member leaves its old heap entry behind. An old entry is dropped when it reaches the front.
-    When more than half of the entries are old, the heap is rebuilt.
+    The entries are a sorted list. New ones are sorted in when somebody reads, many of them at once. Removing or
+    re-ranking a member leaves its old entry behind. An old entry is dropped when it reaches the front, and all are
+    dropped when more than half of the entries are old.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[T, tuple[Rank, int]] = {}  # the valid entry of each member
-        self._heap: list[tuple[tuple[Rank, int], T]] = []
+        self._entries: dict[T, _Entry[T]] = {}  # the valid entry of each member
+        self._sorted: list[_Entry[T]] = []
+        self._new: list[_Entry[T]] = []  # not sorted in yet
         self._pushes = 0  # breaks ties, so that members are never compared
 
     def push(self, member: T) -> None:
@@ -40,14 +44,14 @@ class RankHeap(Generic[T]):
         """
         if member in self._entries:
             raise ValueError(f"already in the queue: {member}")
-        self._add(member)
+        self._add(member, member.rank)
 
     def update(self, member: T) -> None:
         """Sort a member by its present rank. A member that is not in the queue is ignored."""
         entry = self._entries.get(member)
-        if entry is not None and entry[0] != member.rank:
-            self._add(member)
-            self._compact()
+        if entry is not None and entry[:3] != (rank := member.rank):
+            self._add(member, rank)
+            self._drop_old()
 
     def peek(self) -> T:
         """Return the first member and leave it in.
@@ -55,12 +59,18 @@ class RankHeap(Generic[T]):
         Raises:
             IndexError: The queue is empty.
         """
-        while self._heap:
-            entry, member = self._heap[0]
-            if self._entries.get(member) is entry:
-                return member
-            heapq.heappop(self._heap)
-        raise IndexError("the queue is empty")
+        if self._new:
+            self._sort()
+        entries, old = self._entries, 0
+        for entry in self._sorted:
+            if entries.get(entry[4]) is entry:
+                break
+            old += 1
+        if old:
+            del self._sorted[:old]
+        if not self._sorted:
+            raise IndexError("the queue is empty")
+        return self._sorted[0][4]
 
     def pop(self) -> T:
         """Take the first member out.
@@ -69,31 +79,39 @@ class RankHeap(Generic[T]):
             IndexError: The queue is empty.
         """
         member = self.peek()
-        heapq.heappop(self._heap)
-        del self._entries[member]
+        del self._sorted[0], self._entries[member]
         return member
 
     def discard(self, member: T) -> None:
         """Take a member out, if it is in the queue."""
         if self._entries.pop(member, None) is not None:
-            self._compact()
+            self._drop_old()
 
     def check_integrity(self) -> None:
         """Assert that each member is sorted by its present rank. For tests."""
-        for member, (rank, _) in self._entries.items():
-            if rank != member.rank:
-                raise AssertionError(f"sorted by rank {rank}: {member}")
+        for member, entry in self._entries.items():
+            if entry[:3] != member.rank:
+                raise AssertionError(f"sorted by rank {entry[:3]}: {member}")
 
-    def _add(self, member: T) -> None:
+    def _add(self, member: T, rank: Rank) -> None:
         self._pushes += 1
-        entry = (member.rank, self._pushes)
-        self._entries[member] = entry
-        heapq.heappush(self._heap, (entry, member))
+        entry = self._entries[member] = (*rank, self._pushes, member)
+        self._new.append(entry)
 
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._entries) + 16:
-            self._heap = [(entry, member) for member, entry in self._entries.items()]
-            heapq.heapify(self._heap)
+    def _sort(self) -> None:
+        if len(self._new) > _FEW:
+            self._sorted += self._new
+            self._sorted.sort()
+        else:
+            for entry in self._new:
+                insort(self._sorted, entry)
+        self._new.clear()
+
+    def _drop_old(self) -> None:
+        if len(self._sorted) + len(self._new) > 2 * len(self._entries) + 16:
+            self._sorted, self._new = (
+                [entry for entry in part if self._entries.get(entry[4]) is entry] for part in (self._sorted, self._new)
+            )
 
     def __contains__(self, member: object) -> bool:
         return member in self._entries
@@ -102,26 +120,14 @@ class RankHeap(Generic[T]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate in rank order, O(log n) for each member, by walking down the heap to the smallest entry seen so far.
-
-        The queue must not change during the iteration.
-        """
-        heap, size = self._heap, len(self._heap)
-        seen = [(heap[0], 0)] if heap else []
-        while seen:
-            (entry, member), index = seen[0]
-            child = 2 * index + 1
-            if child < size:
-                heapq.heapreplace(seen, (heap[child], child))
-                if child + 1 < size:
-                    heapq.heappush(seen, (heap[child + 1], child + 1))
-            else:
-                heapq.heappop(seen)
-            if self._entries.get(member) is entry:
-                yield member
+        """Iterate in rank order. The queue must not change during the iteration."""
+        if self._new:
+            self._sort()
+        valid = self._entries.get
+        return (entry[4] for entry in self._sorted if valid(entry[4]) is entry)
 
 
-class WaitingCalls(RankHeap[Call]):
+class WaitingCalls(RankQueue[Call]):
     """The calls that wait, by `Call.rank`.
 
     Attributes:
