@@ -126,8 +126,7 @@ class KvCache:
         """Let others find the tokens that a call has generated, as far as a later prompt repeats them."""
         for key, tokens in reversed(list(call.output_prefixes())):
             if own.base < tokens <= own.end and key not in self._index:
-                head = self._split(own, tokens)
-                head.key, self._index[key] = key, head
+                self._name(self._split(own, tokens), key)
 
     def reserve_prefix(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
         """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said.
@@ -292,9 +291,14 @@ class KvCache:
         if parent is not None:
             parent.children += 1
             self._leaves.pop(parent, None)
-        self._index[key] = own = Segment(key, parent, base, tokens)
+        own = Segment(None, parent, base, tokens)
+        self._name(own, key)
         self.cached += tokens  # until it is pinned
         return own
+
+    def _name(self, segment: Segment, key: Hashable) -> None:
+        """Let a segment be found by this key."""
+        segment.key, self._index[key] = key, segment
 
     def _split(self, segment: Segment, at: int) -> Segment:
         """Divide a segment in two and return the first part. The second part keeps the key and the children."""
@@ -339,8 +343,7 @@ class KvCache:
                 self._leaves.move_to_end(parent, last=False)
         if leaf.key is not None:
             if parent is not None and parent.key is None:  # the rest of the prefix can still be found
-                parent.key = leaf.key
-                self._index[leaf.key] = parent
+                self._name(parent, leaf.key)
             else:
                 del self._index[leaf.key]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Hashable
 
+from weft.core.sim.kv_cache.blocks import BlockNode
 from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.sim_programs import SimCall, SimProgram
 
@@ -25,6 +28,12 @@ class HostMemory(KvCache):
         self._absent: dict[Segment, int] = {}  # the tokens at the beginning of a segment that were not copied
         self._absent_tokens = 0
         self.has_evicted = False  # whether it was ever full
+        # How often copies have changed, by the number of their program; None: those that several may share.
+        self._changes: Counter[Hashable] = Counter()
+
+    def changes_of(self, program: SimProgram) -> int:
+        """A number that grows whenever `held` may give another answer for a call of a program."""
+        return self._changes[program.number] + self._changes[None]
 
     def held(self, call: SimCall, first: int = 0) -> int:
         """The end of the tokens of a call's prefix that host memory has without a gap from `first` on; `first` if it
@@ -58,6 +67,7 @@ class HostMemory(KvCache):
                 if segment is not None and segment.key == key and begin <= hit == segment.end and not segment.children:
                     segment.tokens += tokens - hit  # a part was copied before
                     self.cached += tokens - hit
+                    self._changed(key)
                 else:
                     segment = self.reserve_prefix(key, segment, hit, tokens)
                     self._lack(segment, min(max(0, begin - hit), tokens - hit))
@@ -92,15 +102,28 @@ class HostMemory(KvCache):
         return copied
 
     def _lack(self, segment: Segment, tokens: int) -> None:
+        self._changed(segment.key)
         self._absent_tokens += tokens - self._absent.pop(segment, 0)
         if tokens:
             self._absent[segment] = tokens
 
+    def _changed(self, key: Hashable | None) -> None:
+        """What is kept of a segment with this key has changed."""
+        if isinstance(key, BlockNode):
+            self._changes[None if key.is_common else key.program] += 1
+        else:
+            self._changes[key[0] if isinstance(key, tuple) and key[0] != "name" else None] += 1
+
+    def _name(self, segment: Segment, key: Hashable) -> None:
+        super()._name(segment, key)
+        self._changed(key)
+
     def _split(self, segment: Segment, at: int) -> Segment:
-        absent = self._absent.get(segment, 0)
+        absent = self._absent.pop(segment, 0)
         head = super()._split(segment, at)
-        self._lack(head, min(absent, head.tokens))
-        self._lack(segment, max(0, absent - head.tokens))
+        for part, tokens in ((head, min(absent, head.tokens)), (segment, max(0, absent - head.tokens))):
+            if tokens:
+                self._absent[part] = tokens
         return head
 
     def _give_away(self, leaf: Segment, begin: int) -> None:

@@ -56,6 +56,7 @@ class TieredKvCache(PolicyKvCache):
         self._token_s = settings.timing.copy_token_s
         self._until_s = 0.0  # when the last copy beside steps is done
         self._wait_until_s = 0.0  # for which of them the next step waits
+        self._seen: dict[Context, tuple[int, int]] = {}  # its tokens, and the changes of host memory when that was seen
         self._spills: dict[Context, None] = {}  # to be copied to host memory
         self._planned: dict[Context, int] = {}  # of these, beside the next step: tokens
         self._going_out: dict[Context, tuple[float, int]] = {}  # beside steps: until when, and tokens
@@ -173,12 +174,17 @@ class TieredKvCache(PolicyKvCache):
     def given_up(self, context: Context) -> None:
         super().given_up(context)
         self._spills.pop(context, None)
+        self._seen.pop(context, None)
         if context in self._fetches:
             self._cancel(self._fetches[context])
 
     def _see_host(self, context: Context) -> None:
         """Note what host memory has of a context."""
         call = self._contexts.call_of[context]
+        seen = context.tokens, self._host.changes_of(call.owner)
+        if self._seen.get(context) == seen:
+            return
+        self._seen[context] = seen
         held = self._host.held(call)
         context.on_host = held >= max(1, context.tokens)
         if held < context.tokens:  # there is a gap before its end, or its end is not there
