@@ -11,7 +11,6 @@ A comment in a page is replaced by generated Markdown:
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import typer.main
 from mkdocs.exceptions import PluginError
 
 from weft.commands.cli import app
+from weft.commands.shared import described
 from weft.engine.watch.metrics.export import METRICS
 
 _REGISTRY = re.compile(r"<!-- registry: ([\w.]+) -->")
@@ -95,26 +95,11 @@ def registry_table(package: str) -> str:
         if names:
             classes.setdefault(each.parameters, []).append(f"`{each.name}`")
     for parameters, names in classes.items():
-        described = {name: text for kind in reversed(parameters.__mro__) for name, text in _described(kind).items()}
+        described = {name: text for kind in reversed(parameters.__mro__) for name, text in described(kind).items()}
         lines += ["", f"## Parameters of {', '.join(names)}", "", "| parameter | default | meaning |", "|---|---|---|"]
         for field in fields(parameters):
             lines.append(f"| `{field.name}` | `{field.default!r}` | {described.get(field.name, '')} |")
     return "\n".join(lines)
-
-
-def _described(kind: type[Any]) -> dict[str, str]:
-    """What the `Args:` of a docstring say of each argument."""
-    _, _, arguments = inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:\n")
-    arguments, _, _ = arguments.partition("\n\n")
-    described: dict[str, str] = {}
-    name = ""
-    for line in arguments.splitlines():
-        if found := re.fullmatch(r" {4}(\w+): (.*)", line):
-            name, text = found.groups()
-            described[name] = _capitalised(text)
-        elif name:
-            described[name] += f" {line.strip()}"
-    return described
 
 
 def cli_reference() -> str:

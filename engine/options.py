@@ -41,14 +41,14 @@ class EngineOptions:
     """What an engine is made with. `weft.Engine` and `weft.AsyncMultiLLMEngine` take these as keywords.
 
     Args:
-        policy: A name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with parameters.
-        swap: Host memory for KV, by default sized by what the host has free; None: none, and what the device has no
-            room for is computed again. A `kv_transfer_config` of your own takes precedence. `engine.host_kv_gib` says
-            how much there is.
-        kv_policy: What is evicted from the KV cache next: a name in `weft.core.kv_cache.policies.KV_POLICIES`, or a
-            `KvPolicyConfig` with parameters. None: "next-use" with host memory, and without it as the policy says,
-            "ended-first" or "lru". It has no effect without prefix caching, or for models with several kinds of
-            attention.
+        policy: How calls are scheduled. A name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with parameters.
+        swap: Host memory for KV, by default sized by what the host has free. With None there is no such memory, and
+            what the device has no room for is computed again. A `kv_transfer_config` of your own takes precedence.
+            `engine.host_kv_gib` says how much there is.
+        kv_policy: What is evicted from the KV cache next. A name in `weft.core.kv_cache.policies.KV_POLICIES`, or a
+            `KvPolicyConfig` with parameters. By default it is "next-use" with host memory; without it the scheduling
+            policy decides, for "ended-first" or "lru". It has no effect without prefix caching, or for models with
+            several kinds of attention.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
         max_calls: How many calls may be in flight on one vLLM engine, its queue included. Further calls are refused
             with `OverloadedError`.
@@ -56,13 +56,14 @@ class EngineOptions:
             precedence.
         program_timeout_s: Seconds a program may take from its first call on. `timeout_s` in its metadata takes
             precedence.
-        hang_timeout_s: Seconds after which a vLLM engine is killed that does not answer and uses no CPU time; its
-            calls then fail as if it had died. None: never, e.g. for debugging.
+        hang_timeout_s: Seconds after which a vLLM engine that neither answers nor uses CPU time is killed. Its calls
+            then fail as if it had died. With None it is never killed, e.g. for debugging.
         clock: Monotonic seconds, for the process table.
-        record: A file to which each program is appended, when it ends, as a trace for `weft sim`; None: the file named
-            by WEFT_RECORD in the environment, if any.
-        history: A file in which the engine keeps what programs did, such as "weft-history.json", so that the next one
-            begins with it: execution graphs, and their work if the policy learns. None: it is forgotten at the end.
+        record: A file to which each program is appended, when it ends, as a trace for `weft sim`. By default it is the
+            file that WEFT_RECORD names in the environment, if the variable is set.
+        history: A file in which the engine keeps what programs did, so that the next engine begins with it. It holds
+            execution graphs, and the programs' work if the policy learns. Without a file, all this is forgotten when
+            the engine ends.
         listen: Where the engine serves its state over HTTP, for `weft top`: "unix:/path", or "127.0.0.1:8001"; port 0
             is any free one, and `engine.url` says which. Those who connect can see and end programs. None: nowhere.
         engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.

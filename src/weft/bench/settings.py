@@ -27,14 +27,14 @@ class BenchSettings:
     """Everything that decides the result of a round. Only rounds of equal settings are combined.
 
     Args:
-        programs: the number of programs in a round; for a trace file, the maximum.
-        seed: the seed of programs, arrivals and prompts.
-        scale: a factor of all lengths and times.
-        baselines: names of baselines; ratios are relative to the first.
-        batch_size: the number of calls that an engine runs at once.
-        kv_tokens: the size of an engine's KV cache. None: 4,096 tokens a slot, times `scale`.
-        clock: the clock that decides when calls arrive.
-        model: "tiny", "embedded", or a folder or hub name.
+        programs: The number of programs in a round; of a trace, the most of its programs.
+        seed: The same seed draws the same programs, arrivals and prompts.
+        scale: A factor for all lengths and times, and for the tokens of a step.
+        baselines: The schedulers to compare, of which the first is the base of all ratios.
+        batch_size: The number of calls that an engine runs at once.
+        kv_tokens: The tokens that an engine's KV cache holds, by default 4,096 a call, times the scale.
+        clock: The clock that decides when calls arrive; with steps, results repeat to the digit.
+        model: "tiny" (random), "embedded", or a folder in Hugging Face format or a name of the hub.
 
     Raises:
         BenchError: a value is out of range.

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_gate, with_kv_policies
+from weft.bench.settings import BenchSettings
 from weft.commands.progress import BenchProgress
+from weft.commands.shared import setting
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KV_POLICIES
 
@@ -24,9 +26,9 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
     ],
-    programs: Annotated[int, typer.Option(help="Programs in a round; for a trace, the most of its programs.")] = 40,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
-    scale: Annotated[float, typer.Option(help="A factor for all lengths and times, and a step's tokens.")] = 0.1,
+    programs: Annotated[int, setting(BenchSettings, "programs")] = 40,
+    seed: Annotated[int, setting(BenchSettings, "seed")] = 0,
+    scale: Annotated[float, setting(BenchSettings, "scale")] = 0.1,
     rates: Annotated[
         str | None,
         typer.Option(help="Programs that arrive a second, such as 0.5,1,2 (default for a trace: as recorded)."),
@@ -37,9 +39,10 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     ] = None,
     baselines: Annotated[
         str,
-        typer.Option(
-            help="Schedulers to compare. The first is the base of all ratios. There are also "
-            f"{', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
+        setting(
+            BenchSettings,
+            "baselines",
+            f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
     kv_policy: Annotated[
@@ -58,26 +61,21 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
             "baseline.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that an engine's KV cache holds (default: 4096 a call, times --scale).")
-    ] = None,
+    batch_size: Annotated[int, setting(BenchSettings, "batch_size")] = 8,
+    kv_tokens: Annotated[int | None, setting(BenchSettings, "kv_tokens")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each draws new programs.")] = 3,
-    clock: Annotated[
-        Literal["steps", "seconds"],
-        typer.Option(help="The clock of arrivals; with steps, results repeat to the digit."),
-    ] = "steps",
+    clock: Annotated[Literal["steps", "seconds"], setting(BenchSettings, "clock")] = "steps",
     closed: Annotated[
         bool, typer.Option("--closed", help="Also replay all programs at once, for the makespan.")
     ] = False,
-    model: Annotated[str, typer.Option(help="tiny (random), embedded, or a folder in Hugging Face format.")] = "tiny",
+    model: Annotated[str, setting(BenchSettings, "model")] = "tiny",
 ) -> None:
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
     from weft.bench.engines import replay_missing
     from weft.bench.results import plots, report
     from weft.bench.results.records import Journal
     from weft.bench.rounds import rates_of_loads
-    from weft.bench.settings import BenchSettings, names_of_loads
+    from weft.bench.settings import names_of_loads
     from weft.core.trace.format import read
     from weft.engine.vllm_compat.versions.version import check_vllm
 

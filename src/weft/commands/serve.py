@@ -13,16 +13,24 @@ import typer
 from rich.console import Console
 
 from weft.commands.demo import fetch_model
-from weft.commands.shared import check_flags, one_of
+from weft.commands.shared import (
+    BalancerOption,
+    GateOption,
+    KvPolicyOption,
+    StealingOption,
+    check_flags,
+    one_of,
+    setting,
+)
 from weft.core.errors import SwapArgumentError
 from weft.core.kv_cache.config import SwapConfig
-from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.policies import DEFAULT_POLICY, POLICIES
-from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
+from weft.core.routing import DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.testing.script import Script
 from weft.engine.models.embedded import is_embedded_model_ready
+from weft.engine.options import EngineOptions
 from weft.engine.serve.script_file import read_script
 from weft.engine.vllm.start_progress import host_memory
 from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
@@ -41,19 +49,9 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     replicas: Annotated[
         int, typer.Option(min=1, help="How many engines serve the model, each on GPUs of its own.")
     ] = 1,
-    policy: Annotated[str, one_of(POLICIES, help="The scheduling policy.")] = DEFAULT_POLICY,
-    gate: Annotated[
-        bool | None,
-        typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
-    ] = None,
-    kv_policy: Annotated[
-        str | None,
-        one_of(
-            KV_POLICIES,
-            help="What happens to KV between two calls (default: next-use; without host memory what the scheduling "
-            "policy says).",
-        ),
-    ] = None,
+    policy: Annotated[str, one_of(POLICIES, help="How calls are scheduled.")] = DEFAULT_POLICY,
+    gate: GateOption = None,
+    kv_policy: KvPolicyOption = None,
     host_kv_gib: Annotated[
         str,
         typer.Option(
@@ -62,23 +60,18 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
             "half of what the host has free, at most four times the KV cache each.",
         ),
     ] = "auto",
-    balancer: Annotated[str, one_of(BALANCERS, help="How the server chooses an engine for a call.")] = DEFAULT_BALANCER,
+    balancer: BalancerOption = DEFAULT_BALANCER,
     backend: Annotated[
         Literal["mp", "ray"], typer.Option(help="Where engines run: processes of this host, or a Ray cluster.")
     ] = "mp",
-    stealing: Annotated[
-        bool, typer.Option("--stealing", help="Calls that have not begun move to an engine without a queue.")
-    ] = False,
+    stealing: StealingOption = False,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="The most calls in flight on an engine; further calls get status 429.")
+        int, setting(EngineOptions, "max_calls", "Further calls get status 429.", min=1)
     ] = DEFAULT_MAX_CALLS,
     hang_timeout_s: Annotated[
-        float, typer.Option(min=0, help="Seconds after which an engine that hangs is started again; 0: never.")
+        float, setting(EngineOptions, "hang_timeout_s", "It is started again. 0 means never.", min=0)
     ] = DEFAULT_HANG_TIMEOUT_S,
-    history: Annotated[
-        Path | None,
-        typer.Option(help="The file that keeps what was learned of programs for the next start; it is created."),
-    ] = None,
+    history: Annotated[Path | None, setting(EngineOptions, "history")] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,

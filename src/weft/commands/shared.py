@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
+import sys
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from weft.core.errors import UnknownOptionError
+from weft.core.kv_cache.policies import KV_POLICIES
+from weft.core.routing import BALANCERS
+from weft.core.tables import Table
 from weft.core.trace.importers import IMPORTERS, TraceImport
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 
 def one_of(names: Collection[str], help: str) -> Any:  # noqa: A002  typer's name
@@ -26,6 +29,33 @@ def one_of(names: Collection[str], help: str) -> Any:  # noqa: A002  typer's nam
         return value
 
     return typer.Option(metavar=f"<{'|'.join(names)}>", callback=check, help=help)
+
+
+def described(kind: type[Any]) -> dict[str, str]:
+    """What the section `Args` of a class's docstring says of each argument."""
+    _, _, arguments = inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in arguments.partition("\n\n")[0].splitlines():
+        if start := re.fullmatch(r" {4}(\w+): (.*)", line):
+            name, text = start.groups()
+            found[name] = text[:1].upper() + text[1:] if text.split(" ", maxsplit=1)[0].islower() else text
+        elif name:
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def setting(kind: type[Any], name: str, *more: str, **options: Any) -> Any:
+    """An option for an argument of a class, with the first sentence of what the class's docstring says of it.
+
+    Args:
+        kind: The class.
+        name: The argument.
+        more: What the help says after that.
+        options: As for `typer.Option`.
+    """
+    sentence = described(kind).get(name, "").partition(". ")[0].removesuffix(".")
+    return typer.Option(help=" ".join([f"{sentence}.", *more]), **options)
 
 
 HELP_NAMES: Final = {"help_option_names": ["--help", "-h"]}
@@ -82,23 +112,14 @@ def check_flags(arguments: Iterable[str], flags: Collection[str], ours: Collecti
             raise UnknownOptionError("weft serve", name, near[0] if near else None)
 
 
-def plain_console() -> Console:
-    """Standard output, where names of users are printed as they are."""
-    from rich.console import Console
+def show(table: Table) -> None:
+    """Print a table to standard output: in colour and cut to its width in a terminal, and otherwise as a text."""
+    if sys.stdout.isatty():
+        import rich
 
-    return Console(highlight=False, markup=False)
-
-
-def plain_table(title: str, name: str, numbers: Iterable[str]) -> Table:
-    """A table with a title and a line below its headings: a column of names, and columns of numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column(name, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+        rich.print(table)
+    else:
+        typer.echo(table)
 
 
 FormatOption = Annotated[
@@ -106,6 +127,24 @@ FormatOption = Annotated[
 ]
 GapCapOption = Annotated[float | None, typer.Option(min=0, help="Cut longer gaps to this many seconds.")]
 ProgramsOption = Annotated[int | None, typer.Option(min=1, help="Stop after this many programs.")]
+GateOption = Annotated[
+    bool | None,
+    typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
+]
+KvPolicyOption = Annotated[
+    str | None,
+    one_of(
+        KV_POLICIES,
+        help="What is evicted from the KV cache next (default: next-use; without host memory what the scheduling "
+        "policy says).",
+    ),
+]
+BalancerOption = Annotated[str, one_of(BALANCERS, help="How an engine is chosen for a call.")]
+StealingOption = Annotated[
+    bool, typer.Option("--stealing", help="Calls that have not begun move to an engine without a queue (SAGA).")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+TraceOut = Annotated[Path, typer.Option(help="The trace file to write.")]
 
 
 def left_out(found: TraceImport) -> Iterator[str]:

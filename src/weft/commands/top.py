@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from shutil import get_terminal_size
 from typing import Annotated
 
 import typer
 
+from weft.commands.shared import show
 from weft.core.errors import MissingPackageError
 from weft.core.errors.install import pip_install
 
@@ -35,14 +37,11 @@ async def _top(url: str, api_key: str | None, interval_s: float, once: bool) -> 
     async with StateClient(url, api_key) as client:
         state = await client.read()
         if once or not sys.stdout.isatty():
-            from rich.console import Console
-
             from weft.views.top_table import Choice, programs, replicas
 
-            console = Console(highlight=False)
-            console.print(replicas(state.replicas))
-            console.print()
-            console.print(programs(state, Choice(with_ended=True), console.width))
+            show(replicas(state.replicas))
+            typer.echo()
+            show(programs(state, Choice(with_ended=True), get_terminal_size().columns))
             return
         try:
             from weft.views.top import TopApp

@@ -20,6 +20,7 @@ from weft.commands.shared import (
     FormatOption,
     GapCapOption,
     ProgramsOption,
+    TraceOut,
     counted,
     left_out,
     one_of,
@@ -59,7 +60,7 @@ def make(  # noqa: PLR0917  typer reads options off the signature
             "(Astraea §5.1)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
+    out: TraceOut = Path("trace.jsonl"),
     programs: Annotated[int, typer.Option(min=1, help="How many programs to make.")] = 100,
     rate: Annotated[float | None, typer.Option(help="Programs that arrive a second, on average (default: 1).")] = None,
     load: Annotated[
@@ -103,7 +104,7 @@ def make(  # noqa: PLR0917  typer reads options off the signature
 @trace_app.command("import", cls=Command)
 def import_(  # noqa: PLR0917  typer reads options off the signature
     files: Annotated[list[Path], typer.Argument(help="Files of other tools, and folders of them.")],
-    out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
+    out: TraceOut = Path("trace.jsonl"),
     format: FormatOption = None,  # noqa: A002  the option's name
     max_context: Annotated[
         int | None,

@@ -14,13 +14,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from weft.commands.progress import file_progress
-from weft.commands.shared import FormatOption, GapCapOption, ProgramsOption, left_out, plain_console, plain_table
+from weft.commands.shared import FormatOption, GapCapOption, JsonOption, ProgramsOption, left_out, show
 from weft.commands.simulate.simulations import simulate_all
 from weft.core.errors import SimulationError
 from weft.core.files import writing
 from weft.core.sim.study.advice import Advice, Change, Way, WayOutcome, outcomes, ways
 from weft.core.sim.study.engine_profile import ENGINES, EngineProfile, engine_named
 from weft.core.sim.study.load import with_load
+from weft.core.tables import Cell, Table
 from weft.core.trace.format import TraceProgram, is_trace, read
 from weft.core.trace.importers import ImportOptions, TraceImport
 from weft.core.trace.workloads import poisson
@@ -68,7 +69,7 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
         int, typer.Option(help="Of the draws for the intervals, and of arrivals where all logs begin at once.")
     ] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the changes into this .svg file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what Weft would change for your own programs: completion times, prefix hits, and what host memory gives.
 
@@ -152,21 +153,21 @@ def _to_json(
 def _print(
     rows: Sequence[WayOutcome], advice: Advice, programs: Sequence[TraceProgram], profile: EngineProfile
 ) -> None:
-    console = plain_console()
     calls = sum(len(program.calls) for program in programs)
     title = f"{len(programs):,} programs, {calls:,} calls"
-    table = plain_table(title, "served by", ("mean s", "change", "p99 s", "hits", "again"))
+    cells = []
     for each in rows:
-        table.add_row(
+        texts = (
             each.way.name,
             _seconds(each.mean_s),
             "" if each is advice.stock else _interval(each.mean_change),
             _seconds(each.p99_s),
             f"{each.prefix_hits:.0%}",
             f"{each.recomputed_tokens / 1e6:.1f} M",
-            style="bold" if each is advice.best else "",
         )
-    console.print(table)
+        cells.append([Cell(text, "bold" if each is advice.best else "") for text in texts])
+    headings = ("served by", "mean s", "change", "p99 s", "hits", "again")
+    show(Table(title, headings, cells, frozenset(range(1, 6)), widest=60))
     for sentence in _sentences(advice):
         typer.echo(sentence)
     typer.echo(f"All of this is simulated. The step times are {profile.source}.")

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import typer
 
-from weft.commands.shared import plain_console, plain_table
+from weft.commands.shared import show
 from weft.commands.simulate.simulations import simulate_all
 from weft.core.errors import SimulationError
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.study.leaderboard import DEFAULT, Rival, Score, alone, best_plain, ranked, rivals, score
 from weft.core.sim.study.load import with_load
+from weft.core.tables import Cell, Table
 from weft.core.trace.format import TraceProgram, read
 
 _FEW: Final = 20  # programs with which a p99 says little
@@ -69,9 +70,9 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
     few = ", too few for a p99" if len(programs) < _FEW else ""
     calls = sum(len(program.calls) for program in programs)
     title = f"{name}: {len(programs)} programs{few}, {calls} calls"
-    table = plain_table(title, "served by", ("ratio", "mean s", "p99 s", "ms/token", "hits", "again"))
+    rows = []
     for each, ratio in ranked(scores):
-        table.add_row(
+        texts = (
             each.rival.name,
             f"{ratio:.2f}",
             f"{each.mean_s:.1f}",
@@ -79,13 +80,14 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
             f"{each.token_mean_s * 1000:.0f}",
             f"{each.prefix_hits:.0%}",
             f"{each.recomputed_tokens / 1e6:.1f} M",
-            style="bold" if each.rival.is_default else "dim" if each.rival.is_oracle else "",
         )
-    console = plain_console()
-    console.print(table)
+        style = "bold" if each.rival.is_default else "dim" if each.rival.is_oracle else ""
+        rows.append([Cell(text, style) for text in texts])
+    headings = ("served by", "ratio", "mean s", "p99 s", "ms/token", "hits", "again")
+    show(Table(title, headings, rows, frozenset(range(1, 7)), widest=60))
     for sentence in _verdicts(scores):
-        console.print(sentence)
-    console.print()
+        typer.echo(sentence)
+    typer.echo()
 
 
 def _verdicts(scores: Sequence[Score]) -> Iterator[str]:
@@ -105,12 +107,11 @@ def _verdict(ours: Score, best: Score, what: str) -> str:
 
 def _print_means(boards: Sequence[Sequence[Score]]) -> None:
     """The geometric means over several traces."""
-    console = plain_console()
     logs: dict[Rival, list[float]] = {}
     for scores in boards:
         for each, ratio in ranked(scores):
             logs.setdefault(each.rival, []).append(math.log(ratio))
-    console.print(f"over {len(boards)} traces, geometric mean and worst, to the best plain rival of each:")
+    typer.echo(f"over {len(boards)} traces, geometric mean and worst, to the best plain rival of each:")
     for rival, values in sorted(logs.items(), key=lambda item: sum(item[1])):
         mean, worst = math.exp(sum(values) / len(values)), math.exp(max(values))
-        console.print(f"  {mean:.2f}  worst {worst:.2f}  {rival.name}")
+        typer.echo(f"  {mean:.2f}  worst {worst:.2f}  {rival.name}")

@@ -11,17 +11,18 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from weft.commands.progress import progress_bar
-from weft.commands.shared import one_of, plain_console, plain_table
+from weft.commands.shared import BalancerOption, GateOption, JsonOption, KvPolicyOption, StealingOption, one_of, show
 from weft.core.errors import PolicyError, SimulationError
 from weft.core.files import writing
 from weft.core.kv_cache.config import AUTO_TIMES
-from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
-from weft.core.routing import BALANCERS, DEFAULT_BALANCER, BalancerConfig, StealingConfig
+from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
 from weft.core.sim.study.load import with_load
+from weft.core.tables import Table
 from weft.core.trace.format import TraceProgram
 
 _SHOWN: Final = 20  # programs in the table
@@ -60,23 +61,12 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
             help="For small examples: a call generates one token a unit of time, and prompts take no time.",
         ),
     ] = False,
-    gate: Annotated[
-        bool | None,
-        typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
-    ] = None,
+    gate: GateOption = None,
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
-    balancer: Annotated[str, one_of(BALANCERS, help="How an engine is chosen for a call.")] = DEFAULT_BALANCER,
-    stealing: Annotated[
-        bool, typer.Option("--stealing", help="Calls that wait move to engines without a queue (SAGA).")
-    ] = False,
+    balancer: BalancerOption = DEFAULT_BALANCER,
+    stealing: StealingOption = False,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
-    kv_policy: Annotated[
-        str | None,
-        one_of(
-            KV_POLICIES,
-            help="Which KV is evicted next (default: what the scheduling policy says; with host memory next-use).",
-        ),
-    ] = None,
+    kv_policy: KvPolicyOption = None,
     host_kv_tokens: Annotated[
         int | None,
         typer.Option(
@@ -111,7 +101,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         ),
     ] = False,
     gantt: Annotated[Path | None, typer.Option(help="Draw which call ran when into this .svg file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate engines that serve the programs of a trace."""
     from weft.core.trace.format import read
@@ -141,7 +131,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
             raise SimulationError("--leaderboard tries the KV policies itself; leave out --kv-policy.")
         compare(files, settings, load, as_json=as_json)
         if host_kv_tokens is None and not as_json:
-            plain_console().print(_said(settings))
+            typer.echo(_said(settings))
         return
     if len(files) > 1:
         raise SimulationError(f"{len(files)} traces are given; name one, or compare on several with --leaderboard.")
@@ -177,7 +167,7 @@ def _print_without_host(programs: list[TraceProgram], settings: SimSettings, kv_
     without = replace(settings, host_kv_tokens=0, kv_policy=None if kv_policy is None else settings.kv_policy)
     with progress_bar("simulating", len(programs)) as progress:
         result = simulate(programs, without, progress=progress)
-    plain_console().print(f"{_said(settings)} Without host memory: latency {_latencies(result, ' s')}.")
+    typer.echo(f"{_said(settings)} Without host memory: latency {_latencies(result, ' s')}.")
 
 
 def _said(settings: SimSettings) -> str:
@@ -197,11 +187,11 @@ def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: boo
         typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))
         return
     title = f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}"
-    table = plain_table(title, "KV policy", ("found", "computed", "of these again", "to Bélády"))
+    headings, cells = ("KV policy", "found", "computed", "of these again", "to Bélády"), []
     for row in [*sorted(others, key=lambda each: each.computed_tokens), best]:
         counts = (f"{row.hit_tokens / max(row.prompt_tokens, 1):.1%}", row.computed_tokens, row.recomputed_tokens)
-        table.add_row(row.rule, *map(str, counts), f"{row.ratio(best):.3f}")
-    plain_console().print(table)
+        cells.append([row.rule, *map(str, counts), f"{row.ratio(best):.3f}"])
+    show(Table(title, headings, cells, frozenset(range(1, 5)), widest=60))
 
 
 def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool | None) -> PolicyConfig:
@@ -234,19 +224,16 @@ def _latencies(result: SimResult, unit: str) -> str:
 
 def _print(result: SimResult, unit: str) -> None:
     slowest = sorted(result.programs.items(), key=lambda each: -each[1].latency)[:_SHOWN]
-    numbers = ("arrival", "finish", "wait", "service", "calls")
-    table = plain_table("programs, the slowest first", "program", numbers)
-    for name, row in slowest:
-        table.add_row(name, *(f"{value:.2f}" for value in row[:4]), str(row.calls))
-    console = plain_console()
-    console.print(table)
+    headings = ("program", "arrival", "finish", "wait", "service", "calls")
+    cells = [[name, *(f"{value:.2f}" for value in row[:4]), str(row.calls)] for name, row in slowest]
+    show(Table("programs, the slowest first", headings, cells, frozenset(range(1, 6)), widest=60))
     if len(result.programs) > len(slowest):
-        console.print(f"and {len(result.programs) - len(slowest)} more")
-    console.print(f"{result.policy}: latency {_latencies(result, unit)}; makespan {result.makespan:.2f}{unit}")
-    console.print(f"wait {result.total_wait:.2f}{unit}, {result.counts.preemptions} preemptions")
+        typer.echo(f"and {len(result.programs) - len(slowest)} more")
+    typer.echo(f"{result.policy}: latency {_latencies(result, unit)}; makespan {result.makespan:.2f}{unit}")
+    typer.echo(f"wait {result.total_wait:.2f}{unit}, {result.counts.preemptions} preemptions")
     if result.counts.prompt:
         recomputed, swapped = result.counts.recomputed, result.counts.swapped
         hits = f"{result.prefix_hit_rate:.1%} of prompt tokens in the prefix cache"
-        console.print(f"{hits}, {recomputed} tokens recomputed, {swapped} swapped out")
+        typer.echo(f"{hits}, {recomputed} tokens recomputed, {swapped} swapped out")
         if result.counts.spilled:
-            console.print(f"{result.counts.spilled} tokens spilled to host memory, {result.counts.fetched} fetched")
+            typer.echo(f"{result.counts.spilled} tokens spilled to host memory, {result.counts.fetched} fetched")
