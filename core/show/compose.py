@@ -25,7 +25,7 @@ class LiveRow(NamedTuple):
 
     model: str
     health: ReplicaHealth
-    scheduler: SchedulerState | None  # None: it did not answer
+    scheduler: SchedulerState | None  # None if it did not answer
 
 
 class _Known(NamedTuple):

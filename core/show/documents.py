@@ -15,13 +15,13 @@ class LiveCall(NamedTuple):
 
     call_id: CallId
     program_id: ProgramId
-    level: int | None  # of the policy's queue, 0 is served first; None: the policy has one queue only
+    level: int | None  # of the policy's queue, 0 is served first; None if the policy has one queue only
     runs: bool
     service_s: float  # so far
     wait_s: float  # so far, the present wait included
     prompt_tokens: int
     output_tokens: int  # so far, of all its sequences
-    place: int | None = None  # among the calls that wait here, 1 starts next; None: it runs
+    place: int | None = None  # among the calls that wait here, 1 starts next; None if it runs
 
 
 class ProgramKv(NamedTuple):
@@ -49,7 +49,7 @@ class SchedulerState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
-    """A replica, and what its scheduler does. None: the scheduler did not answer."""
+    """A replica, and what its scheduler does. Figures are None if the scheduler did not answer."""
 
     engine_id: str
     model: str
@@ -72,8 +72,8 @@ class LiveProgram:
         state: While the program is open: running, waiting, tool or idle. After its end: finished, failed, cancelled or
             abandoned.
         tools: The tools that it waits for, each name once.
-        level: The best queue that has one of its calls; 0 is served first. None: it has no call at a scheduler, or the
-            policy has one queue.
+        level: The best queue that has one of its calls; 0 is served first. It is None if the program has no call at a
+            scheduler, or the policy has one queue.
         threads: Concurrent chains of calls so far.
         calls: Calls so far.
         calls_in_flight: The calls that wait or run now.
@@ -81,14 +81,14 @@ class LiveProgram:
         service_s: Seconds on the model executor along the longest chain of calls.
         wait_s: Seconds in schedulers' queues, over all calls.
         tools_s: Seconds between calls, with none in flight.
-        kv_tokens: Tokens whose KV is on devices or in host memory. None: no scheduler knows.
+        kv_tokens: Tokens whose KV is on devices or in host memory; None if no scheduler knows.
         preemptions: Preemptions of its calls.
         engine_ids: The replicas that may hold its KV.
         age_s: Seconds from its start until now, or until its end.
-        due_in_s: Seconds until it should end; negative when it is late. None: it may take any time.
-        ended_ago_s: Seconds since its end. None: it is open.
-        place: The best place of its waiting calls among all calls that wait at the same replica; 1 starts next. None:
-            none of its calls waits.
+        due_in_s: Seconds until it should end, negative when it is late; None without a deadline.
+        ended_ago_s: Seconds since its end; None while it is open.
+        place: The best place of its waiting calls among all calls that wait at the same replica; 1 starts next. It is
+            None if none of its calls waits.
     """
 
     program_id: str

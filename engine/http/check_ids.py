@@ -78,7 +78,7 @@ class CheckIds:
     Args:
         app: The application.
         max_body_bytes: The largest body that is read.
-        arrivals: Bounds what is arriving; None: by the usual bounds.
+        arrivals: Bounds the bodies that are arriving. By default it has the usual bounds.
     """
 
     def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES, arrivals: Arrivals | None = None) -> None:
@@ -164,7 +164,7 @@ class Exchange:
         return False
 
     def arriving(self) -> None:
-        """The body is not complete, and the server is to hold its bytes.
+        """Note that the body is not complete, and that the server is about to hold its bytes.
 
         Raises:
             OverloadedError: The client has as many requests as it may.
@@ -176,7 +176,7 @@ class Exchange:
         return None
 
     def end(self) -> None:
-        """The application has ended."""
+        """Note that the application has ended."""
 
     async def receive(self) -> Message:
         """The request's body in one piece, then what the server says of the connection."""
@@ -229,7 +229,7 @@ class Exchange:
         return False
 
     async def _read(self) -> bytes | Refusal | None:
-        """The body; None if the client has gone."""
+        """Return the body, or None if the client has gone."""
         limit = self._max_body_bytes
         too_large = Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -316,7 +316,7 @@ class Exchange:
         """Tell the client of figures that the scheduler would ignore.
 
         Raises:
-            InvalidRequestError: There are some.
+            InvalidRequestError: The request has such figures.
         """
         figures = figures_of_request(request)
         if figures:

@@ -50,7 +50,7 @@ class RefuseForeignPages:
         await refuse(scope, send, HTTPStatus.FORBIDDEN, message, "foreign_page")
 
     def _reason(self, scope: Scope) -> str | None:
-        """Why a request is refused; None if it passes."""
+        """Return why a request is refused, or None if it passes."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
@@ -88,7 +88,7 @@ class RefuseForeignPages:
 
 
 def _name_of(host: str) -> str | None:
-    """The name or address in the value of a `Host` header, in lower case; None: it makes no sense."""
+    """Return the name or address in a `Host` header in lower case, or None if the header is malformed."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
@@ -113,8 +113,8 @@ class LimitedHttp(HttpToolsProtocol):
     with a body, also if nobody reads that body.
 
     Attributes:
-        max_head_bytes: Of a request's first line and headers.
-        max_headers: How many there may be.
+        max_head_bytes: The most bytes of a request's first line and headers together.
+        max_headers: How many headers there may be.
     """
 
     max_head_bytes: ClassVar[int]

@@ -59,7 +59,7 @@ def _status_and_code(error: WeftError) -> tuple[int, str]:
 
 
 def kind_of_code(code: str) -> type[WeftError] | None:
-    """The class of the errors with a code; None: it is not one of Weft's."""
+    """Return the class of the errors with a code, or None if the code is not one of Weft's."""
     return next((kind for kind, _status, own in _ERRORS if own == code), None)
 
 

@@ -50,7 +50,7 @@ class Request:
             self._shown["tools"] = list(node.tools[:MOST_TOOLS])
 
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """Return the body of the request to the server."""
         arguments = self.vllm_xargs or {}
         own: dict[str, Any] = {name: arguments[name] for name in _IDS if arguments.get(name)} | self._place
         own |= {name: value for name, value in self._shown.items() if value}
@@ -70,12 +70,12 @@ class Request:
         return {header: f"{max(arguments[name], 1e-3):.6f}" for header, name in named if name in arguments}
 
     def template_body(self) -> dict[str, Any]:
-        """The part that decides over the prompt."""
+        """Return the part of the body that the prompt is rendered from."""
         return {name: self._body[name] for name in _TEMPLATE if self._body.get(name) is not None}
 
 
 class RemoteChat:
-    """What the front end asks of a model's endpoint.
+    """Sends chat requests to a server. The front end uses it like a model's endpoint in this process.
 
     Args:
         server: The server.

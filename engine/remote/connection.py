@@ -39,7 +39,7 @@ def base_url(url: str) -> str:
     """The server's address, with or without the `/v1` that clients of OpenAI's API write.
 
     Raises:
-        InvalidRequestError: It is no address of HTTP.
+        InvalidRequestError: The text is not an HTTP address.
     """
     try:
         parsed = httpx2.URL(url)
@@ -56,8 +56,8 @@ class Server:
     """A `weft serve`. Use it on one event loop. No request is repeated.
 
     Args:
-        url: Its address.
-        api_key: One of its keys; None: it asks for none.
+        url: The server's address.
+        api_key: One of the server's keys, if it asks for one.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -92,7 +92,7 @@ class Server:
         may_run: bool = True,
         shape: Any = None,
     ) -> Any:
-        """The JSON that a request is answered with; None: the answer has no body.
+        """Return the JSON of the answer to a request, or None if the answer has no body.
 
         Args:
             path: The route.

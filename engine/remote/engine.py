@@ -51,9 +51,9 @@ def connect(
 
     Args:
         url: The server's address, with or without `/v1`.
-        api_key: One of the server's keys; None: it asks for none.
+        api_key: One of the server's keys, if the server asks for one.
         call_timeout_s: Seconds a call may take, its time in the server's queue included. `timeout_s` in its request
-            takes precedence. None: the server's limit counts.
+            takes precedence. With None the server's limit counts.
         program_timeout_s: Seconds a program may take from its first call on. `timeout_s` in its metadata takes
             precedence.
 
@@ -61,7 +61,7 @@ def connect(
         The engine. Leaving its `with` block ends its programs on the server and closes the connections.
 
     Raises:
-        ServerError: The server cannot be reached, refuses the key, or is no `weft serve`. Later calls raise it, too;
+        ServerError: The server cannot be reached, refuses the key, or is not a `weft serve`. Later calls raise it, too;
             `may_have_run` says whether to be careful with a repetition.
         InvalidRequestError: `url` is no address, or a timeout is not above 0.
     """
@@ -123,7 +123,7 @@ class RemoteEngine(FrontEnd):
 
 
 class _ServerLink:
-    """The way to a server: a `Link`."""
+    """Sends the engine's messages to a server. It is a `Link`."""
 
     hears_events = True  # the server knows whether anybody wants to hear of tools
 
@@ -141,7 +141,7 @@ class _ServerLink:
         return []
 
     def swap_stats(self) -> None:
-        """None: the server has them."""
+        """Return nothing, because only the server has such figures."""
         return
 
 
@@ -189,7 +189,7 @@ def _close(server: Server, loop: LoopThread, messages: SchedulerMessages | None)
 
     async def close() -> None:
         end_s = time.monotonic() + _LAST_NOTICES_S
-        while messages is not None and not messages.is_idle and time.monotonic() < end_s:  # noqa: ASYNC110  it is no event
+        while messages is not None and not messages.is_idle and time.monotonic() < end_s:  # noqa: ASYNC110  the messages have no event to wait for
             await asyncio.sleep(_POLL_S)
         await server.close()
 

@@ -46,7 +46,7 @@ def parsed(data: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: It is no JSON, or is nested too deeply.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(data)
@@ -55,12 +55,12 @@ def parsed(data: str | bytes) -> Any:
 
 
 def fault_of(value: Any, shape: Any, name: str = "it") -> str | None:
-    """What is wrong with a value, as a part of a sentence; None: nothing.
+    """Return what is wrong with a value, as a part of a sentence, or None if nothing is.
 
     Args:
         value: A JSON value.
-        shape: What it should look like.
-        name: What it is called.
+        shape: The shape that the value should have.
+        name: What the sentence calls the value.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)
     if not isinstance(value, kind) or isinstance(value, bool):

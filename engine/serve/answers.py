@@ -28,7 +28,7 @@ def report_of(call: InFlight, scope: str) -> dict[str, Any]:
 
 
 def add_report(answer: bytes, report: Mapping[str, Any]) -> bytes:
-    """Add a report to a JSON object. What is none stays as it is."""
+    """Add a report to a JSON object. Anything else stays as it is."""
     body = answer.rstrip()
     if not body.endswith(b"}") or body == b"{}":
         return answer

@@ -94,7 +94,7 @@ class ServedEngine(EngineClient):
         self.requests.admit(key, request)
 
     def refused(self, reason: Refused, key: ApiKey | None) -> None:
-        """A request was refused; None: it has no API key of this server."""
+        """Note that a request was refused. `key` is None if the request has no API key of this server."""
         self._engine.request_refused(reason, key.tenant if key is not None else None)
 
     def note(self, scope: str, message: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class ServedEngine(EngineClient):
         """Check that each model has a replica that is ready.
 
         Raises:
-            EngineDeadError: There is none.
+            EngineDeadError: A model has none, or the server stops.
         """
         if self._calls.is_stopping or not self._engine.is_ready:
             raise EngineDeadError

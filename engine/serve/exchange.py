@@ -317,7 +317,7 @@ class _ServedExchange(Exchange):
         self._engine.requests.end(self._key)
 
     def _seconds(self, name: bytes) -> float | None:
-        """The value of a header; None: it is not there."""
+        """Return the value of a header in seconds, or None if it is not there."""
         text = self._header(name).decode("latin-1")
         if not text:
             return None

@@ -36,14 +36,14 @@ class ApiKey:
     """Who sends a request. It holds nothing secret.
 
     Attributes:
-        scope: What the ids of its programs and sessions begin with; no two keys have the same, and none says anything
-            of its key.
-        tenant: For whom its programs run; several keys may have one. None: the client may say.
-        weight: Of the tenant's share under the policy `fair`.
-        is_trusted: Whether its figures and its tenants are believed.
-        max_calls: How many calls it may have in flight; None: as many as the server.
-        max_programs: How many programs it may have open; None: as many as the server.
-        max_body_bytes: Of a request; None: the server's limit.
+        scope: What the ids of its programs and sessions begin with. It differs from key to key, and tells nothing about
+            the key.
+        tenant: The tenant for whom its programs run, which several keys may share. With None the client may name one.
+        weight: The weight of the tenant's share under the policy `fair`.
+        is_trusted: Whether the figures and the tenants that the client sends are believed.
+        max_calls: How many calls it may have in flight; None allows as many as the server takes.
+        max_programs: How many programs it may have open; None allows as many as the server keeps.
+        max_body_bytes: The largest body of a request; None sets the server's limit.
     """
 
     scope: str
@@ -59,8 +59,8 @@ class KeyRing:
     """The keys that a server takes.
 
     Args:
-        keys: By their secrets. With none, everybody is served, and all are one client, whatever key they send: the SDKs
-            of OpenAI and Anthropic must send some, and their user, who sends none, wants to see their programs.
+        keys: The keys by their secrets. Without any, everybody is served, and all are one client, whatever key they
+            send. The SDKs of OpenAI and Anthropic must send one, and a user without a key wants to see their programs.
     """
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
@@ -84,7 +84,7 @@ class KeyRing:
         return {key.tenant: key.weight for key in self if key.tenant is not None and key.weight != 1.0}
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
-        """The key of a request; None: it has none of ours. Takes the same time however much of a key is right."""
+        """Return the key of a request, or None for an unknown one. The time does not tell how much of it is right."""
         if not self._keys:
             return ApiKey(NO_KEY)
         secret = _secret_of(headers)
@@ -217,7 +217,7 @@ class Authenticate:
 
     Args:
         app: The application.
-        keys: The server's.
+        keys: The server's keys.
         root_path: What a proxy in front of the server puts before each path, as FastAPI takes it.
         on_refused: Is told of requests without a right key.
     """
@@ -245,7 +245,7 @@ class Authenticate:
 
 
 def key_of(scope: Scope) -> ApiKey | None:
-    """The key of a request that passed `Authenticate`. None: it has none, and asks for an open path."""
+    """Return the key of a request that passed `Authenticate`. A request for an open path may have none."""
     key = scope[_KEY]
     return key if isinstance(key, ApiKey) else None
 

@@ -87,7 +87,7 @@ def gpus_of_replicas(options: Namespace, replicas: int) -> list[str]:
     """For each replica on this host the GPUs that it sees, as in CUDA_VISIBLE_DEVICES. No two replicas share one.
 
     Args:
-        options: vLLM's.
+        options: vLLM's options.
         replicas: How many replicas are served.
 
     Returns:
@@ -122,7 +122,7 @@ def take_keys(options: Namespace, file: Path | None) -> KeyRing:
     would ask for them a second time, and so that no process that the server starts has them.
 
     Args:
-        options: vLLM's.
+        options: vLLM's options.
         file: See `make_key_ring`.
 
     Raises:
@@ -147,7 +147,7 @@ def with_weights(policy: str, keys: KeyRing, *, gate: bool | None = None) -> Pol
     Args:
         policy: The policy's name.
         keys: The API keys.
-        gate: Whether the policy runs behind the gate. None: as it does by default.
+        gate: Whether the policy runs behind the gate; None leaves that to the policy.
     """
     if policy == "fair":
         return PolicyConfig(policy, weights=keys.weights, gate=gate)

@@ -27,7 +27,7 @@ class OpenPrograms:
     """Keeps the programs that are open. Use it on the engine's event loop.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -81,10 +81,10 @@ class OpenPrograms:
         """The program of a call that arrives; `leave` follows. A new one if it is not open.
 
         Args:
-            identity: Of the call.
-            limit: How many programs the key may have open; None: as many as there may be in all.
-            deadline_s: Seconds after which a new program should have ended; None: whenever.
-            traceparent: Of the client's span, which is the parent of a new program's; "" if there is none.
+            identity: The identity of the call.
+            limit: How many programs the key may have open; None allows as many as there may be in all.
+            deadline_s: Seconds after which a new program should have ended; None sets no deadline.
+            traceparent: The client's span, which becomes the parent of a new program's span, or "" without one.
 
         Raises:
             KeyLimitError: See `check_room`.
@@ -121,7 +121,7 @@ class OpenPrograms:
         return program
 
     def asked(self, identity: CallIdentity) -> None:
-        """A call has begun, whose answer its client waits for."""
+        """Note that a call has begun, and that its client waits for the answer."""
         self._unanswered.setdefault(identity.program_id, set()).add(identity.thread_id)
 
     def answered(self, identity: CallIdentity) -> None:
@@ -143,7 +143,7 @@ class OpenPrograms:
         return self._unanswered.get(program_id) == set()
 
     def leave(self, program: Program) -> None:
-        """A call has left, or was refused."""
+        """Note that a call has left, or was refused."""
         program_id = program.program_id
         if self._open.get(program_id) is not program:  # it has ended meanwhile
             return
@@ -190,7 +190,7 @@ class OpenPrograms:
         return self._open.pop(program_id, None)
 
     def abandon(self, program_id: ProgramId) -> None:
-        """A program was idle for its time, and has ended."""
+        """Note that a program has ended because it was idle for its time."""
         self._forget(program_id)
 
     def _end_unused(self, scope: str) -> None:
@@ -230,12 +230,12 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
     Args:
         engine: The engine.
         programs: The open programs.
-        scope: Of the client's key: its ids are in it.
+        scope: The scope of the client's key, in which its ids are.
         message: A `ProgramEvents` or a `ProgramsEnded`, as `encode_control` writes it, or the ids of programs that go
             on without a call.
 
     Raises:
-        InvalidIdError: The name of a tool is none. Then nothing of the message counts.
+        InvalidIdError: The name of a tool is malformed. Then nothing in the message counts.
     """
     if message.get("type") == _OPEN:
         for program_id in islice(strings(message.get("program_ids")), MOST_ITEMS):

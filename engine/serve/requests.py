@@ -22,18 +22,18 @@ class ServedRequest:
     """An HTTP request that makes calls.
 
     Attributes:
-        key: Who sent it.
-        identity: Which program it belongs to.
-        timeout_s: Seconds that a call of it may take; None: no limit.
-        fingerprint: Of its system prompt and tools.
-        settings: What it asks of sampling.
-        traceparent: The header of the client's own span; "" if there is none.
-        is_reserved: It was admitted as one call, and no call has taken the place yet.
-        is_counted: A call of it was counted against the limit of its key while it arrived, and was not admitted yet.
-        is_call: It is one call that no HTTP request is known of; its program ends with it.
-        deadline_s: Seconds after which its program should have ended; None: whenever.
-        failure: The error with which a call of it ended.
-        call: The latest call of it.
+        key: The API key of the client that sent it.
+        identity: The program that it belongs to.
+        timeout_s: Seconds that each of its calls may take; None sets no limit.
+        fingerprint: Returns the fingerprint of its system prompt and tools.
+        settings: The sampling settings that it asks for.
+        traceparent: The header of the client's own span, or "" without one.
+        is_reserved: Whether it was admitted as one call, and no call has taken this place yet.
+        is_counted: Whether a call was counted against the limit of its key while it arrived, and is not admitted yet.
+        is_call: Whether it is a single call without a known HTTP request. Its program then ends with the call.
+        deadline_s: Seconds after which its program should have ended; None sets no deadline.
+        failure: The error with which one of its calls ended.
+        call: Its latest call.
     """
 
     key: ApiKey
@@ -55,8 +55,8 @@ class ServedRequests:
 
     Args:
         programs: The open programs.
-        admission: Of the model's calls.
-        clock: Monotonic seconds.
+        admission: Admits the model's calls.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, programs: OpenPrograms, admission: Admission, clock: Callable[[], float]) -> None:
@@ -67,7 +67,7 @@ class ServedRequests:
         self._requests: dict[str, ServedRequest] = {}
 
     def get(self, key: str) -> ServedRequest | None:
-        """The request of a key; None: it was not admitted, or has ended."""
+        """Return the request of a key, or None if it was not admitted or has ended."""
         return self._requests.get(key)
 
     def admit(self, key: str, request: ServedRequest) -> None:
@@ -91,7 +91,7 @@ class ServedRequests:
         self._requests[key] = request
 
     def end(self, key: str) -> None:
-        """The request has its answer."""
+        """Note that a request has its answer."""
         request = self._requests.pop(key, None)
         if request is None:
             return

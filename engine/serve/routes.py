@@ -36,12 +36,12 @@ def add_metrics(app: FastAPI, engine: WatchedEngine, keys: KeyRing) -> None:
     Args:
         app: vLLM's application.
         engine: Its metrics are added to vLLM's.
-        keys: The server's.
+        keys: The server's keys.
     """
     all_names = _registry(engine, ALL)
     few_names = _registry(engine, shown_to_strangers(keys.tenants)) if keys else all_names
 
-    def metrics(request: Request) -> Response:  # no coroutine: it waits for the schedulers
+    def metrics(request: Request) -> Response:  # on another thread, because it waits for the schedulers
         key = key_of(request.scope)
         own = all_names if key is not None and key.is_trusted else few_names
         return Response(
@@ -66,7 +66,7 @@ def spans_sent_to(endpoint: str | None, engine: WatchedEngine) -> Iterator[None]
     tracer provider is left as it is.
 
     Args:
-        endpoint: Of OTLP; None: there are no spans.
+        endpoint: The endpoint of OTLP; without one there are no spans.
         engine: The engine.
     """
     if endpoint is None:
@@ -87,7 +87,7 @@ def spans_sent_to(endpoint: str | None, engine: WatchedEngine) -> Iterator[None]
 
 
 def add_routes(app: FastAPI, served: ServedEngine) -> None:
-    """Add them, the page among them. `Authenticate` guards them, as it does vLLM's."""
+    """Add Weft's own routes and the page. `Authenticate` guards them, as it guards vLLM's."""
     app.router.routes.extend(page_routes(served.timelines, _scope_of, needs_key=served.has_keys, has_models=True))
 
     @app.get("/weft/programs")

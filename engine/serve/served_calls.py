@@ -31,7 +31,7 @@ _OURS: Final = (*FIELDS, *SHOWN, "session_id", "parent_program_id", REQUEST)
 
 
 class ServedCalls:
-    """Use it on the engine's event loop.
+    """Runs calls of HTTP requests as calls of programs. Use it on the engine's event loop.
 
     Args:
         engine: The engine.
@@ -61,10 +61,10 @@ class ServedCalls:
         request_id: str,
         kwargs: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run a call of a request; None: it belongs to none that was admitted.
+        """Run a call.
 
         Args:
-            request: The request.
+            request: The request that makes it; None if it belongs to no request that was admitted.
             prompt, sampling_params, request_id, kwargs: As for `AsyncLLM.generate`.
 
         Raises:

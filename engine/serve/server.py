@@ -48,9 +48,9 @@ def serve(
     is aborted, and so is everything at a second signal.
 
     Args:
-        options: vLLM's, of its application.
+        options: vLLM's options for its application.
         make_engine: Starts the engine.
-        keys: Of the clients that are served.
+        keys: The API keys of the clients that are served.
         on_ready: Called with the engine and the server's address when the server takes requests.
 
     Raises:
@@ -89,8 +89,8 @@ async def make_server(
 
     Args:
         engine: The engine, on whose event loop the server will run.
-        options: vLLM's, of its application.
-        keys: Of the clients that are served.
+        options: vLLM's options for its application.
+        keys: The API keys of the clients that are served.
     """
     served = ServedEngine(engine, has_keys=len(keys) > 0)
     options.model = options.model or served.model_config.model
@@ -112,8 +112,8 @@ def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -
     Args:
         app: The application.
         served: Runs its calls.
-        options: vLLM's: the host, the root path, and the origins whose pages are trusted.
-        keys: Of the clients that are served.
+        options: vLLM's options: the host, the root path, and the origins whose pages are trusted.
+        keys: The API keys of the clients that are served.
     """
 
     def note(reason: Refused) -> None:
@@ -128,7 +128,7 @@ def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:
 
     Args:
         app: The application.
-        options: vLLM's.
+        options: vLLM's options.
     """
     log_config = get_uvicorn_log_config(options)
     return uvicorn.Config(
@@ -221,7 +221,7 @@ class _Signals:
         self.are_counted = True
 
     def wake(self, _running: Future[None]) -> None:
-        """The server has ended."""
+        """Note that the server has ended."""
         self._news.put(None)
 
     def wait(self, running: Future[None], count: int | None, timeout_s: float = math.inf) -> None:
@@ -231,8 +231,8 @@ class _Signals:
 
         Args:
             running: The server; `wake` is its callback.
-            count: Of the signals; None: they end nothing.
-            timeout_s: The most seconds.
+            count: How many signals end the wait; with None they do not.
+            timeout_s: The most seconds to wait.
         """
         end_s = time.monotonic() + timeout_s
         while not running.done() and (count is None or self.count < count):

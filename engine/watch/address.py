@@ -51,7 +51,7 @@ def parse(listen: str) -> Address:
         listen: "unix:/path", or "127.0.0.1:8001" with the address of a loopback interface; port 0 is any free one.
 
     Raises:
-        ListenError: It is no such address.
+        ListenError: The text is neither, or the address is not that of a loopback interface.
     """
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
@@ -76,26 +76,29 @@ def bind(address: Address) -> Bound:
     """Listen at an address.
 
     Raises:
-        ListenError: It is in use, or this process may not listen there.
+        ListenError: The address is in use, or this process may not listen there.
     """
+    is_v6 = address.host is not None and address.host.version == 6
+    family = socket.AF_UNIX if address.path is not None else socket.AF_INET6 if is_v6 else socket.AF_INET
+    bound = socket.socket(family)
     try:
-        return _bind_path(address, address.path) if address.path is not None else _bind_port(address)
-    except OSError as error:
-        raise ListenError(address.text, f"{error.strerror or error}.") from error
-
-
-def _bind_path(address: Address, path: Path) -> Bound:
-    _remove_stale(address, path)
-    bound = socket.socket(socket.AF_UNIX)
-    try:
-        bound.bind(str(path))
-        inode = path.stat().st_ino
-        path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # before it listens, so nobody else can have connected
+        if address.path is not None:
+            _remove_stale(address, address.path)
+            bound.bind(str(address.path))
+            inode = address.path.stat().st_ino
+            address.path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # before it listens, so nobody else can have connected
+            bound.listen(_BACKLOG)
+            return Bound(bound, f"{UNIX}{address.path}", address.path, inode)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((str(address.host), address.port))
         bound.listen(_BACKLOG)
-    except BaseException:
+        host = f"[{address.host}]" if is_v6 else str(address.host)
+        return Bound(bound, f"http://{host}:{bound.getsockname()[1]}")
+    except BaseException as error:
         bound.close()
+        if isinstance(error, OSError):
+            raise ListenError(address.text, f"{error.strerror or error}.") from error
         raise
-    return Bound(bound, f"{UNIX}{path}", path, inode)
 
 
 def _remove_stale(address: Address, path: Path) -> None:
@@ -116,20 +119,6 @@ def _remove_stale(address: Address, path: Path) -> None:
         except OSError:  # it is there, and busy
             pass
     raise ListenError(address.text, "another process listens there.")
-
-
-def _bind_port(address: Address) -> Bound:
-    host = address.host
-    is_v6 = host is not None and host.version == 6
-    bound = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((str(host), address.port))
-        bound.listen(_BACKLOG)
-    except BaseException:
-        bound.close()
-        raise
-    return Bound(bound, f"http://{f'[{host}]' if is_v6 else host}:{bound.getsockname()[1]}")
 
 
 def close_in_fork(bound: Bound) -> None:

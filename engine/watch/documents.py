@@ -19,16 +19,16 @@ def from_json(text: str | bytes) -> LiveState:
     """Read the state of an engine. Fields that are unknown here, as of a newer server, are left out.
 
     Raises:
-        StateError: It is no such document.
+        StateError: The text is not such a document.
     """
     return _read(_STATE, text, "state of a Weft engine")
 
 
 def timeline_from_json(text: str | bytes) -> Timeline:
-    """Read the timeline of a program, likewise.
+    """Read the timeline of a program. Fields that are unknown here are left out.
 
     Raises:
-        StateError: It is no such document.
+        StateError: The text is not such a document.
     """
     return _read(_TIMELINE, text, "timeline of a program")
 

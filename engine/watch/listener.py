@@ -26,7 +26,7 @@ _MOST_CONNECTIONS: Final = 64
 
 
 class Listener:
-    """Serves an engine's state. The engine lives no longer because of it.
+    """Serves an engine's state over HTTP, without keeping the engine alive.
 
     Args:
         listen: See `parse`.
@@ -48,7 +48,7 @@ class Listener:
 
     @property
     def url(self) -> str | None:
-        """Where it listens, as `weft top` takes it; None: nowhere yet."""
+        """Where it listens, in the form that `weft top` takes; None before `bind`."""
         return self._bound.url if self._bound is not None else None
 
     def bind(self) -> None:
@@ -75,14 +75,14 @@ class Listener:
             loop.submit(self._server.begin()).result()
 
     def stop(self) -> None:
-        """End, and remove the file of a unix socket. May be called more than once."""
+        """Stop serving, and remove the file of a unix socket. A second call changes nothing."""
         if self._loop is not None and self._server is not None:
             with suppress(TimeoutError, EngineClosedError):  # the loop hangs, or has ended
                 self._loop.submit(self._server.end()).result(_STOP_S)
         self._close()
 
     def forget(self) -> None:
-        """This is a forked child, which does not serve."""
+        """Close the socket in a forked child, which does not serve."""
         if self._bound is not None:
             close_in_fork(self._bound)
 
@@ -116,7 +116,7 @@ class _Server:
         return cast("asyncio.Protocol", protocol)
 
     async def end(self) -> None:
-        """Take no more, and close those that are open."""
+        """Take no more connections, and close those that are open."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._state.connections):

@@ -45,12 +45,12 @@ _HEADERS: Final = {
 
 
 def asset(name: str) -> Response:
-    """A file of the page."""
+    """Return a file of the page."""
     return _response(name, (_FOLDER / name).read_bytes())
 
 
 def page(*, needs_key: bool, has_models: bool) -> Response:
-    """The page itself, which tells its script whether the server wants a key, and whether it takes calls."""
+    """Return the page itself, which tells its script whether the server wants a key, and whether it takes calls."""
     marks = b"<html " + b"data-needs-key " * needs_key + b"data-has-models " * has_models
     return _response(PAGE, (_FOLDER / PAGE).read_bytes().replace(b"<html ", marks, 1))
 
@@ -68,8 +68,8 @@ def page_routes(
     """The page, its files, and the timelines of programs.
 
     Args:
-        timelines: Of the engine's programs.
-        scope_of: What the ids of the programs begin with that a request may see. It is left out of what is shown.
+        timelines: The timelines of the engine's programs.
+        scope_of: Returns what the ids of those programs begin with that a request may see. No answer shows this prefix.
         needs_key: Whether only clients with an API key are served.
         has_models: Whether clients may make calls here.
     """
@@ -83,7 +83,7 @@ def page_routes(
     def root(_request: Request) -> Response:
         return RedirectResponse("weft")
 
-    # These are no coroutines, so that long programs are encoded on other threads than the engine's event loop.
+    # Starlette runs plain functions on other threads, so encoding a long program does not stop the engine's event loop.
 
     def timeline(request: Request) -> Response:
         found = _timeline(timelines, request, scope_of)
@@ -117,7 +117,7 @@ def _timeline(timelines: Timelines, request: Request, scope_of: Callable[[Reques
 
 
 def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON in ASCII, because a client may have sent names that are no Unicode text."""
+    """Answer with JSON in ASCII, because a name from a client may not be valid Unicode."""
     return Response(json.dumps(data), status, media_type="application/json", headers=headers)
 
 

@@ -35,7 +35,7 @@ class WatchedReplica(NamedTuple):
 
     model: str
     health: ReplicaHealth
-    ask: Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends a control message; None: no scheduler answers
+    ask: Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends a control message; returns None if nobody answers
 
 
 class WatchedEngine(Protocol):
@@ -107,15 +107,15 @@ class LiveReader:
         return [LiveRow(each.model, each.health, state) for each, state in zip(watched, states, strict=True)]
 
     async def read(self, scope: str = "") -> LiveState:
-        """The state now.
+        """Return the state now.
 
         Args:
-            scope: Only of programs whose id begins so.
+            scope: Only programs whose ids begin with this text are in the state.
         """
         return await in_thread(await self._compose(scope))  # calls are served on this one
 
     async def read_json(self, scope: str = "") -> bytes:
-        """`read` as JSON."""
+        """Return what `read` returns, as JSON."""
         make = await self._compose(scope)
         return await in_thread(lambda: json.dumps(to_json(make()), allow_nan=False).encode())
 

@@ -22,7 +22,7 @@ def check_packages() -> None:
     """Check that what serves HTTP is installed.
 
     Raises:
-        MissingPackageError: It is not.
+        MissingPackageError: Starlette or uvicorn is not installed.
     """
     try:
         import starlette
@@ -34,14 +34,14 @@ def check_packages() -> None:
 
 
 def make_app(reader: LiveReader, engine: WatchedEngine, timelines: Timelines, *, checks_host: bool) -> ASGIApp:
-    """The application.
+    """Return the ASGI application of an engine that listens.
 
     Args:
         reader: Reads the engine's state.
         engine: Ends programs.
-        timelines: Of its programs.
-        checks_host: Refuse requests for other hosts: those of a page that a browser shows and whose host's name was
-            made to mean this one.
+        timelines: The timelines of its programs.
+        checks_host: Whether to refuse requests that name another host. A web page sends such requests if its own host
+            name was made to resolve to this machine.
     """
     from starlette.applications import Starlette
     from starlette.responses import Response

@@ -78,7 +78,7 @@ class ProgramSpans(ProgramObserver):
 
     Args:
         engine: The engine.
-        tracer_provider: Gets the spans. None: OpenTelemetry's global one.
+        tracer_provider: Gets the spans. By default it is OpenTelemetry's global one.
     """
 
     def __init__(self, engine: WatchedEngine, tracer_provider: TracerProvider | None = None) -> None:

@@ -28,11 +28,11 @@ BOUNDS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 100
 
 
 class Histogram:
-    """How many times were how long.
+    """Counts how many durations fall between each two bounds.
 
     Attributes:
-        counts: By bound, how many were at most so long and longer than the bound before. The last one has no bound.
-        sum_s: All together, in seconds.
+        counts: For each bound, the durations up to it that exceed the bound before. The last count has no upper bound.
+        sum_s: The sum of all durations, in seconds.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class NameCounts:
     calls: Counter[CallState] = field(default_factory=Counter)  # by how they left
     account: Account = field(default_factory=Account)  # of all of them
     wait: Histogram = field(default_factory=Histogram)  # of those with an answer
-    service: Histogram = field(default_factory=Histogram)  # likewise
+    service: Histogram = field(default_factory=Histogram)  # of those with an answer
 
 
 @dataclass(slots=True)
@@ -76,17 +76,17 @@ class _Known:
 
 
 class ProgramCounts(ProgramObserver):
-    """Counts. May be used from any thread.
+    """Counts what happens to programs. Any thread may use it.
 
     Args:
         shown: The names that are told apart.
 
     Attributes:
-        names: By program name.
-        tenants: By tenant; "" for programs without one.
-        tools: How long tools took, by name.
-        refusals: Calls that were not admitted, by the error's class.
-        requests_refused: Requests that a server refused, by tenant and reason; "" for those without a tenant.
+        names: The sums of each program name.
+        tenants: The sums of each tenant; programs without a tenant are under "".
+        tools: How long the runs of each tool took.
+        refusals: How many calls were not admitted, by the class of the error.
+        requests_refused: How many requests a server refused, by tenant and reason. Those without a tenant are under "".
     """
 
     def __init__(self, shown: Shown = ALL) -> None:

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Shown(NamedTuple):
-    """Which names metrics show. All others count as `other`.
+    """Which names metrics show. Whatever has another name is counted under `other`.
 
     Attributes:
-        names: Whether those of programs and tools, which clients choose.
-        tenants: Those of tenants; None: all.
+        names: Whether to show the names of programs and tools, which clients choose.
+        tenants: The tenants to show; None shows all of them.
     """
 
     names: bool = True
@@ -30,10 +30,10 @@ ALL: Final = Shown()
 
 
 def shown_to_strangers(tenants: Collection[str]) -> Shown:
-    """What may be read without a key: the tenants that the server's operator has named, and nothing that clients sent.
+    """Return what may be read without a key: the tenants that the operator has named, and nothing that clients sent.
 
     Args:
-        tenants: The operator's.
+        tenants: The tenants that the operator has named.
     """
     return Shown(names=False, tenants=frozenset(("", *tenants)))
 
@@ -41,13 +41,13 @@ def shown_to_strangers(tenants: Collection[str]) -> Shown:
 class ByName(dict[str, T], Generic[T]):
     """A value for each of the names that are used most, and one for all others, whose number has no bound.
 
-    Who comes first locks nobody out: a name that is used more than twice as often as one that is told apart takes its
-    place. The value of the name that goes is dropped. It is not added to that of all others, which would look like a
-    burst of them; if the name comes back, it begins at 0, as after a start of the process.
+    The names that come first do not keep others out: a name that is used more than twice as often as one of them takes
+    its place. The value of the name that leaves is dropped. Added to that of all others, it would look like a burst. If
+    the name comes back, its value begins at 0, as after a start of the process.
 
     Args:
         make: Makes a value.
-        shown: The names that may be told apart; None: all.
+        shown: The names that may be told apart; None allows all of them.
     """
 
     def __init__(self, make: type[T], shown: Collection[str] | None = None) -> None:

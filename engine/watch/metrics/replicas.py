@@ -20,7 +20,7 @@ ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
 
 
 class ReplicaFigures(NamedTuple):
-    """A replica's state, and its scheduler's figures; None: it did not answer."""
+    """A replica's state, and its scheduler's figures, which are None if the scheduler did not answer."""
 
     model: str
     health: ReplicaHealth

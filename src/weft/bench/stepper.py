@@ -64,7 +64,7 @@ class EngineCapacity:
 
 
 class EngineLimits(NamedTuple):
-    """What an engine has once it runs."""
+    """The sizes of an engine that runs."""
 
     kv_tokens: int  # that its KV cache holds
     kv_token_bytes: int  # the KV of one token
@@ -153,7 +153,7 @@ class Stepper:
 
     @property
     def limits(self) -> EngineLimits:
-        """What the engine has."""
+        """The sizes of the running engine."""
         config, kv = self._scheduler.scheduler_config, self._scheduler.kv_cache_config
         token_bytes = sum(
             group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size

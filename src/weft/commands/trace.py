@@ -35,7 +35,7 @@ PERFETTO: Final = "perfetto"
 
 
 class _MakeUnlessNamed(CommandGroup):
-    """Its first command where the first argument is the name of no command."""
+    """A group that runs its command `make` if the first argument is not the name of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):

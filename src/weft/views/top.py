@@ -44,10 +44,10 @@ _THEME: Final = replace(
 
 
 class TopApp(App[None]):
-    """Shows an engine's state, again and again.
+    """Shows an engine's state, and keeps it up to date.
 
     Args:
-        interval_s: Seconds between two.
+        interval_s: Seconds between two updates.
     """
 
     CSS = """

@@ -27,10 +27,10 @@ class StateClient:
 
     Args:
         url: "http://host:8000", "host:8000", or "unix:/path".
-        api_key: One of the server's; None: it asks for none.
+        api_key: One of the server's keys, if it asks for one.
 
     Raises:
-        NotReachableError: The address or the key makes no sense.
+        NotReachableError: The address or the key is malformed.
     """
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
@@ -59,7 +59,7 @@ class StateClient:
         """The state now.
 
         Raises:
-            NotReachableError: Nobody answers there, or no Weft server, or the key is wrong.
+            NotReachableError: Nothing answers there, what answers is not a Weft server, or the key is wrong.
         """
         answer = await self._ask("GET", _STATE)
         try:
@@ -68,7 +68,7 @@ class StateClient:
             raise NotReachableError(self.url, str(error)) from error
 
     async def timeline(self, program_id: str) -> Timeline | None:
-        """What a program did, and when; None: the server does not know.
+        """Return what a program did, and when, or None if the server does not know.
 
         Raises:
             NotReachableError: As for `read`.

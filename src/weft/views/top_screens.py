@@ -28,7 +28,7 @@ _BOX = """
 
 
 class Inspect(ModalScreen[None]):
-    """All that is known of a program."""
+    """Shows all that is known of a program."""
 
     CSS = _BOX.format("Inspect")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Back")]
@@ -41,7 +41,7 @@ class Inspect(ModalScreen[None]):
 
     @property
     def program_id(self) -> str:
-        """Of the program that is shown."""
+        """The id of the program that is shown."""
         return self._program.program_id
 
     def compose(self) -> ComposeResult:

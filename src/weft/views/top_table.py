@@ -79,9 +79,9 @@ class Choice:
 
     Attributes:
         order: The key of a column.
-        is_reversed: The other way round.
-        text: Only programs that have this in an id, a name, their state or a tool; in any case.
-        with_ended: Programs that have ended follow.
+        is_reversed: Whether the order is reversed.
+        text: Only programs with this text in an id, a name, their state or a tool are shown. Its case does not matter.
+        with_ended: Whether programs that have ended follow the open ones.
     """
 
     order: str = "state"
