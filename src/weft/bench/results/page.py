@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def _setup(settings: BenchSettings, rounds: Sequence[Round]) -> Iterator[str]:
     )
 
 
-def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield "| " + " | ".join(headings) + " |"
     yield "|---" + "|---:" * (len(headings) - 1) + "|"
     for row in rows:
@@ -127,18 +127,18 @@ def _latencies(settings: BenchSettings, baselines: Mapping[str, Sequence[Figures
         ("in seconds", "seconds.mean"),
     )
 
-    def rows() -> Iterator[Sequence[str]]:
-        for name, figures in baselines.items():
-            yield (
-                name,
-                *(f"{_median(figures, f'steps_per_token.{each}'):.2f}" for each in STATISTICS),
-                f"{_median(figures, 'steps_per_token_of_all.mean'):.2f}",
-                f"{_median(figures, 'load_factor'):.2f}",
-                *(_spread(ratio(figures, base, path)) for _, path in ratios),
-                f"{_median(figures, 'makespan_steps'):.0f}",
-            )
-
-    yield from _table((*headings, *(heading for heading, _ in ratios), "makespan, steps"), rows())
+    rows = [
+        (
+            name,
+            *(f"{_median(figures, f'steps_per_token.{each}'):.2f}" for each in STATISTICS),
+            f"{_median(figures, 'steps_per_token_of_all.mean'):.2f}",
+            f"{_median(figures, 'load_factor'):.2f}",
+            *(_spread(ratio(figures, base, path)) for _, path in ratios),
+            f"{_median(figures, 'makespan_steps'):.0f}",
+        )
+        for name, figures in baselines.items()
+    ]
+    yield from _table((*headings, *(heading for heading, _ in ratios), "makespan, steps"), rows)
 
 
 def _costs(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
@@ -154,11 +154,11 @@ def _costs(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
         "swapped tokens": ("swapped_tokens", 1, ".0f"),
     }
 
-    def rows() -> Iterator[Sequence[str]]:
-        for name, figures in baselines.items():
-            yield name, *(format(_median(figures, path) * unit, spec) for path, unit, spec in columns.values())
-
-    yield from _table(("", *columns), rows())
+    rows = (
+        (name, *(format(_median(figures, path) * unit, spec) for path, unit, spec in columns.values()))
+        for name, figures in baselines.items()
+    )
+    yield from _table(("", *columns), rows)
 
 
 def _call_times(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
@@ -166,14 +166,11 @@ def _call_times(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
     columns = {f"{part}, ms": (f"call_seconds.{part}", 1e3) for part in CALL_PARTS}
     columns |= {f"{part}, steps": (f"call_steps.{part}", 1) for part in ("waiting", "running")}
 
-    def rows() -> Iterator[Sequence[str]]:
-        for name, figures in baselines.items():
-            yield (
-                name,
-                *(_spread(Spread.of([unit * figure(row, path) for row in figures])) for path, unit in columns.values()),
-            )
-
-    yield from _table(("time of a call in the engine", *columns), rows())
+    rows = (
+        (name, *(_spread(Spread.of([unit * figure(row, path) for row in rows])) for path, unit in columns.values()))
+        for name, rows in baselines.items()
+    )
+    yield from _table(("time of a call in the engine", *columns), rows)
 
 
 def _in_time(rounds: Sequence[Round], load: str, baselines: Sequence[str]) -> Iterator[str]:
@@ -181,17 +178,13 @@ def _in_time(rounds: Sequence[Round], load: str, baselines: Sequence[str]) -> It
     found = {name: in_time(rounds, load, name) for name in baselines}
     groups = list(found[baselines[0]])
 
-    def rows() -> Iterator[Sequence[str]]:
-        for name, shares in found.items():
-            by_round = shares[ALL].rounds
-            yield (
-                name,
-                *(f"{shares[group].share:.0%}" for group in groups),
-                f"{by_round.lowest:.0%} to {by_round.highest:.0%}",
-            )
-
+    rows = []
+    for name, shares in found.items():
+        by_round = shares[ALL].rounds
+        of_groups = (f"{shares[group].share:.0%}" for group in groups)
+        rows.append((name, *of_groups, f"{by_round.lowest:.0%} to {by_round.highest:.0%}"))
     counted = (f"{group} ({found[baselines[0]][group].programs})" for group in groups)
-    yield from _table((f"within {SLO:g} times the time alone", *counted, "all, by round"), rows())
+    yield from _table((f"within {SLO:g} times the time alone", *counted, "all, by round"), rows)
 
 
 def _atlas_ratios(baselines: Mapping[str, Sequence[Figures]], srpt: Sequence[Figures]) -> Iterator[str]:
@@ -200,13 +193,12 @@ def _atlas_ratios(baselines: Mapping[str, Sequence[Figures]], srpt: Sequence[Fig
     if srpt:
         others["srpt, simulated"] = srpt
     paths = [f"{path}.{each}" for path in ("steps_per_token", "steps") for each in STATISTICS]
-
-    def rows() -> Iterator[Sequence[str]]:
-        for name, figures in others.items():
-            yield name, *(_spread(ratio(baselines["atlas"], figures, path)) for path in paths)
-
     labels = [f"{what}{each}" for what in ("", "program latency ") for each in STATISTICS]
-    yield from _table(("latency in steps, atlas ÷", *labels), rows())
+    rows = (
+        (name, *(_spread(ratio(baselines["atlas"], figures, path)) for path in paths))
+        for name, figures in others.items()
+    )
+    yield from _table(("latency in steps, atlas ÷", *labels), rows)
 
 
 def _equal_latency(settings: BenchSettings, figures: FiguresByLoad) -> Iterator[str]:
@@ -225,7 +217,7 @@ def _equal_latency(settings: BenchSettings, figures: FiguresByLoad) -> Iterator[
         return "not reached"
 
     headings = ("", *(f"{base} at {rate:g}" for rate in rates))
-    yield from _table(headings, iter([(name, *(cell(name, rate) for rate in rates)) for name in found if name != base]))
+    yield from _table(headings, [(name, *(cell(name, rate) for rate in rates)) for name in found if name != base])
 
 
 def _comparison(comparisons: Sequence[SimComparison], step_time: StepTime) -> Iterator[str]:
@@ -242,21 +234,21 @@ def _comparison(comparisons: Sequence[SimComparison], step_time: StepTime) -> It
     for each in comparisons:
         groups.setdefault((each.load, each.baseline), []).append(each)
 
-    def rows() -> Iterator[Sequence[str]]:
-        for (load, baseline), group in groups.items():
-            yield (
-                load,
-                baseline,
-                _known_median([each.engine_s for each in group], ".2f"),
-                _known_median([each.simulated_s for each in group], ".2f"),
-                _error([each.seconds_error for each in group]),
-                _known_median([each.engine_steps for each in group], ".0f"),
-                _known_median([each.simulated_steps for each in group], ".0f"),
-                _error([each.steps_error for each in group]),
-            )
-
     headings = ("load", "baseline", "engine, s", "simulated, s", "error", "engine, steps", "simulated, steps", "error")
-    yield from _table(headings, rows())
+    rows = (
+        (
+            load,
+            baseline,
+            _known_median([each.engine_s for each in group], ".2f"),
+            _known_median([each.simulated_s for each in group], ".2f"),
+            _error([each.seconds_error for each in group]),
+            _known_median([each.engine_steps for each in group], ".0f"),
+            _known_median([each.simulated_steps for each in group], ".0f"),
+            _error([each.steps_error for each in group]),
+        )
+        for (load, baseline), group in groups.items()
+    )
+    yield from _table(headings, rows)
 
 
 def _known_median(values: Sequence[float | None], spec: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter
 
 from weft.core.errors import BenchError
 from weft.core.sim.step_time import StepSample
@@ -74,27 +75,11 @@ class Round:
     measurements: dict[str, Measurement]  # by baseline
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a dictionary that `from_json` reads."""
+        """Return the round as values that JSON can hold."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Round:
-        """Read a dictionary that `to_json` returned.
 
-        Raises:
-            KeyError, TypeError, ValueError: the dictionary has another shape.
-        """
-        measurements = {
-            name: Measurement(
-                programs=[Outcome(*program) for program in row["programs"]],
-                steps=row["steps"],
-                seconds=row["seconds"],
-                counts=RoundCounts(**row["counts"]),
-                samples=[StepSample(*sample) for sample in row["samples"]],
-            )
-            for name, row in data["measurements"].items()
-        }
-        return cls(data["load"], data["number"], data["max_call_tokens"], data["truncated_calls"], measurements)
+_ROUND: Final = TypeAdapter(Round)
 
 
 FILE: Final = "rounds.jsonl"
@@ -135,7 +120,7 @@ class Journal:
             if found != settings:
                 raise self._other_settings(found, settings)
             for line in lines[1:]:
-                round_ = Round.from_json(json.loads(line))
+                round_ = _ROUND.validate_json(line)
                 self.rounds[round_.load, round_.number] = round_
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, BenchError):
