@@ -1,14 +1,77 @@
-"""Timelines of recorded programs."""
+"""Timelines of programs that were written to a file: as a trace, or as graphs."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
 
 from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
+from weft.core.program.graph.document import FORMAT
 from weft.core.show.program_timeline import Timeline, timeline
-from weft.core.trace.format import TraceCall, TraceProgram, in_order
+from weft.core.trace.format import TraceCall, TraceProgram, in_order, read
 from weft.core.trace.measured import Measured
+
+
+def timelines_in(file: Path) -> Iterator[tuple[Timeline, float]]:
+    """Yield the timelines of a file, each with the start of its program in seconds from the first one's.
+
+    Args:
+        file: A trace of an engine, or a file that `read_graphs` reads.
+
+    Raises:
+        TraceError: The file cannot be read, holds something else, or does not say when calls ran.
+    """
+    if not _has_graphs(file):
+        for program in read(file):
+            try:
+                yield recorded(program), program.arrival_s
+            except TraceError as error:
+                raise TraceError(f"{file}, {error}") from None
+        return
+    graphs = read_graphs(file)
+    arrivals = ([node.arrival_s for node in graph.calls if node.arrival_s is not None] for graph in graphs)
+    starts = [min(each, default=0.0) for each in arrivals]
+    first_s = min(starts, default=0.0)
+    for graph, start_s in zip(graphs, starts, strict=True):
+        yield timeline(graph, start_s=start_s), start_s - first_s
+
+
+def _has_graphs(file: Path) -> bool:
+    """Whether a file begins like one of graphs. One that cannot be read is left to the reader of traces."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return FORMAT in lines.read(100)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def read_graphs(path: Path) -> list[ProgramGraph]:
+    """Read the graphs of a file of `program.graph.to_json()`: one graph, or one on each line.
+
+    Raises:
+        TraceError: The file cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TraceError(f"{path} cannot be read: {reason}. Write it with `program.graph.to_json()`.") from None
+    try:
+        json.loads(text)
+        texts = [text]
+    except (ValueError, RecursionError):
+        texts = [line for line in text.splitlines() if line.strip()]
+    graphs = []
+    for number, each in enumerate(texts, 1):
+        try:
+            graphs.append(ProgramGraph.from_json(each))
+        except TraceError as error:
+            raise TraceError(f"{path}, line {number}: {error}") from None
+    return graphs
 
 
 def recorded(program: TraceProgram) -> Timeline:

@@ -6,28 +6,84 @@ import asyncio
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from weft.core.errors import EngineError
 from weft.core.ids import EngineId
+from weft.core.kv_cache.stats import KvStats
 from weft.core.locks import fork_safe
+from weft.core.policies.queues.levels import ScheduleStats
 from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
-from weft.core.routing.replicas import ReplicaState
+from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.watch.metrics.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import ALL, Shown
-from weft.engine.watch.metrics.replicas import ANSWER_S, ReplicaFigures, Rising, read_figures
-from weft.engine.watch.reader import WatchedEngine
+from weft.engine.watch.reader import WatchedEngine, WatchedReplica
+from weft.engine.wire.answers import read_kv_stats, read_schedule_stats
+from weft.engine.wire.control import TakeKvStats, TakeScheduleStats, encode_control
 
 _KINDS: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+_ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
 _BOUNDS: Final = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+
+
+class _ReplicaFigures(NamedTuple):
+    """A replica's state, and its scheduler's figures, which are None if the scheduler did not answer."""
+
+    model: str
+    health: ReplicaHealth
+    schedule: ScheduleStats | None
+    kv: KvStats | None
+
+
+async def _read_figures(replicas: Sequence[WatchedReplica]) -> list[_ReplicaFigures]:
+    """Ask all schedulers at once. One that does not answer in two seconds has no figures."""
+    return list(await asyncio.gather(*map(_figures, replicas)))
+
+
+async def _figures(replica: WatchedReplica) -> _ReplicaFigures:
+    schedule, kv = None, None
+    with suppress(EngineError, TimeoutError):  # it has died, or is busy
+        async with asyncio.timeout(_ANSWER_S):
+            answers = await asyncio.gather(
+                *(replica.ask(encode_control(question)) for question in (TakeScheduleStats(), TakeKvStats()))
+            )
+        schedule, kv = read_schedule_stats(answers[0]), read_kv_stats(answers[1])
+    return _ReplicaFigures(replica.model, replica.health, schedule, kv)
+
+
+class _Rising:
+    """Sums of replicas that begin at 0 again when their process does, made into sums that never fall."""
+
+    def __init__(self) -> None:
+        # By replica and name: the sum of its earlier processes, and the last one of the present process.
+        self._seen: dict[EngineId, dict[str, tuple[float, float]]] = {}
+
+    def of(self, replica: EngineId, name: str, value: float) -> float:
+        """The sum over all processes of the replica.
+
+        Args:
+            replica: The replica.
+            name: Tells its sums apart.
+            value: The sum of its present process.
+        """
+        sums = self._seen.setdefault(replica, {})
+        before, last = sums.get(name, (0.0, 0.0))
+        if value < last:
+            before += last
+        sums[name] = before, value
+        return before + value
+
+    def keep(self, replicas: Sequence[EngineId]) -> None:
+        """Forget all other replicas."""
+        self._seen = {replica: sums for replica, sums in self._seen.items() if replica in replicas}
 
 
 class MetricsCollector:
@@ -89,9 +145,9 @@ class _Measured:
     def __init__(self, engine: WatchedEngine, shown: Shown) -> None:
         self.engine = weakref.ref(engine)
         self._counts = counts = ProgramCounts(shown)
-        self._replicas: list[ReplicaFigures] = []
-        self._answered: dict[EngineId, ReplicaFigures] = {}  # the latest answer of each
-        self._rising = Rising()
+        self._replicas: list[_ReplicaFigures] = []
+        self._answered: dict[EngineId, _ReplicaFigures] = {}  # the latest answer of each
+        self._rising = _Rising()
         engine.observe(counts)
         for row in engine.table:
             counts.program_started(row.info, row.start_s)
@@ -116,17 +172,17 @@ class _Measured:
 
     def _ask(self, engine: WatchedEngine) -> None:
         async def read() -> None:
-            self._replicas = await read_figures(engine.watched())
+            self._replicas = await _read_figures(engine.watched())
 
         if not engine.is_alive:
             return
         with suppress(EngineError, TimeoutError, CancelledError):  # the last figures are left
             reading = engine.submit(read())
             if not _is_in_event_loop():
-                reading.result(ANSWER_S + 1.0)
+                reading.result(_ANSWER_S + 1.0)
         self._rising.keep([each.health.engine_id for each in self._replicas])
 
-    def _sample_replica(self, samples: _Samples, replica: ReplicaFigures, *, is_alive: bool) -> None:
+    def _sample_replica(self, samples: _Samples, replica: _ReplicaFigures, *, is_alive: bool) -> None:
         health = replica.health
         labels = (replica.model, health.engine_id)
         now = health.state if is_alive else ReplicaState.DOWN
@@ -147,7 +203,7 @@ class _Measured:
             samples.add("weft:kv_host_capacity_bytes", replica.kv.host_capacity_bytes, *labels)
         self._sample_sums(samples, self._answered.get(health.engine_id, replica), labels)
 
-    def _sample_sums(self, samples: _Samples, answer: ReplicaFigures, labels: tuple[str, EngineId]) -> None:
+    def _sample_sums(self, samples: _Samples, answer: _ReplicaFigures, labels: tuple[str, EngineId]) -> None:
         def add(name: str, value: float, *more: str) -> None:
             samples.add(name, self._rising.of(labels[1], name + "".join(more), value), *labels, *more)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shlex
 from pathlib import Path
@@ -26,6 +27,7 @@ from weft.commands.shared import (
     one_of,
 )
 from weft.core.errors import SimulationError, TraceError
+from weft.core.files import writing
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.study.load import ENOUGH, capacity, check_load
 from weft.core.trace.exporters import EXPORTERS
@@ -156,10 +158,15 @@ def export(
 ) -> None:
     """Export programs to look at in Perfetto, or to replay with AIPerf (weka) or Dynamo (agentic-mooncake)."""
     from weft.core.trace.format import read
-    from weft.views.perfetto import export as write_perfetto
 
     if format == PERFETTO:
-        typer.echo(f"{out}: {counted(write_perfetto(file, out), 'program')}; open it on https://ui.perfetto.dev")
+        from weft.core.show.perfetto import perfetto
+        from weft.core.show.recorded import timelines_in
+
+        timelines = list(timelines_in(file))
+        with writing(out):
+            out.write_text(json.dumps(perfetto(timelines)), encoding="utf-8")
+        typer.echo(f"{out}: {counted(len(timelines), 'program')}; open it on https://ui.perfetto.dev")
         return
     programs = read(file)
     left = EXPORTERS[format](programs, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from weft.core.errors import TraceError, WeftError
 from weft.core.files import writing
 from weft.core.program.graph import ProgramGraph
 from weft.core.show import timeline
+from weft.core.show.recorded import read_graphs
 from weft.core.tables import one_line
 
 _WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
@@ -29,7 +29,7 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
     Raises:
         TraceError: The file cannot be read, holds something else, or has no such program.
     """
-    graphs = load_all(path)
+    graphs = read_graphs(path)
     if not graphs:
         raise TraceError(f"{path} is empty. Give a file that `program.graph.to_json()` wrote.")
     wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
@@ -37,31 +37,6 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
         there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20])
         raise TraceError(f"{path} has no program {program}. Choose one that it has: {there}.")
     return wanted[0]
-
-
-def load_all(path: Path) -> list[ProgramGraph]:
-    """Read all graphs of a file, as `load` does.
-
-    Raises:
-        TraceError: The file cannot be read, or holds something else.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TraceError(f"{path} cannot be read: {reason}. Write it with `program.graph.to_json()`.") from None
-    try:
-        json.loads(text)
-        texts = [text]
-    except (ValueError, RecursionError):
-        texts = [line for line in text.splitlines() if line.strip()]
-    graphs = []
-    for number, each in enumerate(texts, 1):
-        try:
-            graphs.append(ProgramGraph.from_json(each))
-        except TraceError as error:
-            raise TraceError(f"{path}, line {number}: {error}") from None
-    return graphs
 
 
 def save(graph: ProgramGraph, out: Path) -> None:

@@ -84,7 +84,7 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
         style = "bold" if each.rival.is_default else "dim" if each.rival.is_oracle else ""
         rows.append([Cell(text, style) for text in texts])
     headings = ("served by", "ratio", "mean s", "p99 s", "ms/token", "hits", "again")
-    show(Table(title, headings, rows, frozenset(range(1, 7)), widest=60))
+    show(Table(title, headings, rows, frozenset(range(1, 7)), widest=41))
     for sentence in _verdicts(scores):
         typer.echo(sentence)
     typer.echo()
