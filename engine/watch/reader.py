@@ -22,11 +22,11 @@ from weft.core.routing.replicas import ReplicaHealth
 from weft.core.show import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.wire.answers import read_state
-from weft.engine.wire.control import TakeState, encode_control
+from weft.engine.wire.control import Question, TakeState, encode_control
 
 T = TypeVar("T")
 
-_ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
+ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
 _FRESH_S: Final = 0.5  # schedulers are asked at most so often, however many look on
 
 
@@ -135,7 +135,13 @@ class LiveReader:
 
 
 async def _state_of(replica: WatchedReplica) -> SchedulerState | None:
-    with suppress(EngineError, TimeoutError):  # it has died, or is busy: then nobody knows
-        async with asyncio.timeout(_ANSWER_S):
-            return read_state(await replica.ask(encode_control(TakeState())))
-    return None
+    (answer,) = await ask(replica, TakeState())
+    return read_state(answer)
+
+
+async def ask(replica: WatchedReplica, *questions: Question) -> Sequence[Any]:
+    """Ask the scheduler of a replica. Each answer is None if it has died, or does not answer within two seconds."""
+    with suppress(EngineError, TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.gather(*(replica.ask(encode_control(question)) for question in questions))
+    return [None] * len(questions)

@@ -25,12 +25,11 @@ from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.watch.metrics.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import ALL, Shown
-from weft.engine.watch.reader import WatchedEngine, WatchedReplica
+from weft.engine.watch.reader import ANSWER_S, WatchedEngine, WatchedReplica, ask
 from weft.engine.wire.answers import read_kv_stats, read_schedule_stats
-from weft.engine.wire.control import TakeKvStats, TakeScheduleStats, encode_control
+from weft.engine.wire.control import TakeKvStats, TakeScheduleStats
 
 _KINDS: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-_ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
 _BOUNDS: Final = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
 
 
@@ -49,14 +48,8 @@ async def _read_figures(replicas: Sequence[WatchedReplica]) -> list[_ReplicaFigu
 
 
 async def _figures(replica: WatchedReplica) -> _ReplicaFigures:
-    schedule, kv = None, None
-    with suppress(EngineError, TimeoutError):  # it has died, or is busy
-        async with asyncio.timeout(_ANSWER_S):
-            answers = await asyncio.gather(
-                *(replica.ask(encode_control(question)) for question in (TakeScheduleStats(), TakeKvStats()))
-            )
-        schedule, kv = read_schedule_stats(answers[0]), read_kv_stats(answers[1])
-    return _ReplicaFigures(replica.model, replica.health, schedule, kv)
+    schedule, kv = await ask(replica, TakeScheduleStats(), TakeKvStats())
+    return _ReplicaFigures(replica.model, replica.health, read_schedule_stats(schedule), read_kv_stats(kv))
 
 
 class _Rising:
@@ -179,7 +172,7 @@ class _Measured:
         with suppress(EngineError, TimeoutError, CancelledError):  # the last figures are left
             reading = engine.submit(read())
             if not _is_in_event_loop():
-                reading.result(_ANSWER_S + 1.0)
+                reading.result(ANSWER_S + 1.0)
         self._rising.keep([each.health.engine_id for each in self._replicas])
 
     def _sample_replica(self, samples: _Samples, replica: _ReplicaFigures, *, is_alive: bool) -> None:

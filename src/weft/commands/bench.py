@@ -9,7 +9,7 @@ import typer
 
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_gate, with_kv_policies
 from weft.bench.settings import BenchSettings
-from weft.commands.progress import BenchProgress
+from weft.commands.progress import Bars
 from weft.commands.shared import setting
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KV_POLICIES
@@ -98,7 +98,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     plots.pyplot()  # A missing matplotlib is reported now and not after hours.
     journal = Journal(out, settings.to_json() | {"vllm": version})
     keys = [(name, number) for number in range(rounds) for name in names]
-    with BenchProgress() as progress:
+    with Bars(stays=True) as progress:
         replay_missing(settings, journal, keys, progress.begin, progress.advance)
         replayed = [journal.rounds[name, number] for name in names for number in range(rounds)]
         progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))

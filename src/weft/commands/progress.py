@@ -5,15 +5,15 @@ Whether standard error is a terminal is asked of the file itself: rich takes any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
 from weft.engine.models.progress import ProgressCallback, Stage
 from weft.engine.models.weights import DOWNLOAD_BYTES
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import TaskID
 
 _STAGE_LABELS: dict[Stage, str] = {
     "wait": "waiting for another process",
@@ -55,71 +55,60 @@ def model_progress() -> Iterator[ProgressCallback]:
         finish()
 
 
-@contextmanager
-def progress_bar(what: str, total: float) -> Iterator[Callable[[float], object]]:
-    """A bar. Gives a callback that takes how much of `total` is done."""
-    with _bar(what, total) as (bars, task):
-        yield lambda done: bars.update(task, completed=done)
+class Bars:
+    """Progress bars on standard error, used as `with`. They are not shown where standard error is no terminal.
 
-
-@contextmanager
-def simulations_progress(what: str, count: int) -> Iterator[Callable[[], object]]:
-    """A bar over several simulations. Gives a callback for each that has ended."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with _bar(what, count, *columns) as (bars, task):
-        yield lambda: bars.advance(task)
-
-
-@contextmanager
-def file_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """A bar for files that are read. Gives a callback that takes how many more bytes."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with _bar(what, total_bytes, *columns) as (bars, task):
-        yield lambda count: bars.advance(task, count)
-
-
-@contextmanager
-def _bar(what: str, total: float, *columns: ProgressColumn) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar, which disappears at its end. It is not shown where standard error is no terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.file.isatty()) as bars:
-        yield bars, bars.add_task(what, total=total)
-
-
-class BenchProgress:
-    """A bar with an estimate of the time left for each part of a benchmark, used as `with`.
-
-    Shows nothing where standard error is no terminal.
+    Args:
+        what, total: The first bar, as for `begin`.
+        unit: Whether a bar shows a share, a number of things, or bytes.
+        stays: Whether the bars are still there after the block.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        what: str = "",
+        total: float = 0,
+        unit: Literal["share", "count", "bytes"] = "share",
+        *,
+        stays: bool = False,
+    ) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+        units = {
+            "share": progress.TaskProgressColumn,
+            "count": progress.MofNCompleteColumn,
+            "bytes": progress.DownloadColumn,
+        }
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._progress = Progress(*columns, *times, console=console, disable=not console.file.isatty())
-        self._task = self._progress.add_task("", visible=False)
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description:18}"),
+            progress.BarColumn(),
+            units[unit](),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=console,
+            transient=not stays,
+            disable=not console.file.isatty(),
+        )
+        self._task = self._bars.add_task(what, total=total, visible=bool(what))
 
-    def __enter__(self) -> BenchProgress:
-        self._progress.start()
+    def __enter__(self) -> Self:
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bars.stop()
 
-    def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Begin a part of `total` steps, of which `done` were made in an earlier session."""
-        self._task = self._progress.add_task(what, total=total, completed=done)
+    def begin(self, what: str, total: float, done: int = 0) -> None:
+        """Begin another bar for a part of the work, of which some was done in an earlier session."""
+        self._task = self._bars.add_task(what, total=total, completed=done)
 
-    def advance(self) -> None:
-        """Count one more step of the part that was begun last."""
-        self._progress.advance(self._task)
+    def advance(self, count: float = 1) -> None:
+        """Count more of the part that was begun last."""
+        self._bars.advance(self._task, count)
+
+    def set(self, done: float) -> None:
+        """Show how much is done of the part that was begun last."""
+        self._bars.update(self._task, completed=done)

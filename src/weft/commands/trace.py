@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from weft.commands.progress import file_progress
+from weft.commands.progress import Bars
 from weft.commands.shared import (
     Command,
     CommandGroup,
@@ -135,7 +135,8 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     options = ImportOptions(ends_unknown=ends_unknown, **{name: cap for name, cap in caps.items() if cap is not None})
     arrivals = None if rate is None else poisson(random.Random(f"arrivals {seed}"), rate)  # noqa: S311
     found = TraceImport(files, options, format, arrivals)
-    with file_progress("importing", found.bytes) as found.advance:
+    with Bars("importing", found.bytes, "bytes") as bars:
+        found.advance = bars.advance
         write(itertools.islice(found, programs), out)
     counts = found.counts
     typer.echo(f"{out}: {counted(counts.programs, 'program')} with {counted(counts.calls, 'call')}")

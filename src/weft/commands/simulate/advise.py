@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from weft.commands.progress import file_progress
+from weft.commands.progress import Bars
 from weft.commands.shared import FormatOption, GapCapOption, JsonOption, ProgramsOption, left_out, show
 from weft.commands.simulate.simulations import simulate_all
 from weft.core.errors import SimulationError
@@ -118,7 +118,8 @@ def _programs(
         found: Iterator[TraceProgram] = itertools.chain.from_iterable(map(read, logs))
         return sorted(itertools.islice(found, most), key=lambda program: program.arrival_s)
     imported = TraceImport(logs, options, format_)
-    with file_progress("reading", imported.bytes) as imported.advance:
+    with Bars("reading", imported.bytes, "bytes") as bars:
+        imported.advance = bars.advance
         kept = sorted(itertools.islice(imported, most), key=lambda program: program.arrival_s)
     for line in left_out(imported):
         typer.echo(line, err=True)

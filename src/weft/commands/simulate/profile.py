@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from weft.commands.progress import BenchProgress
+from weft.commands.progress import Bars
 from weft.core.files import writing
 
 _BAD_FIT: Final = 0.2
@@ -36,7 +36,7 @@ def profile(
     from weft.engine.vllm_compat.versions.version import check_vllm
 
     check_vllm()
-    with BenchProgress() as progress:
+    with Bars(stays=True) as progress:
         found = measure(
             model,
             batch_size=max_num_seqs,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from weft.commands.progress import progress_bar
+from weft.commands.progress import Bars
 from weft.commands.shared import BalancerOption, GateOption, JsonOption, KvPolicyOption, StealingOption, one_of, show
 from weft.core.errors import PolicyError, SimulationError
 from weft.core.files import writing
@@ -142,8 +142,8 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         return
     if gantt is not None and (gantt.suffix != ".svg" or sum(len(p.calls) for p in programs) > MOST_CALLS):
         raise SimulationError(f"{gantt} cannot be drawn: name an .svg file, and simulate up to {MOST_CALLS} calls.")
-    with progress_bar("simulating", len(programs)) as progress:
-        result = simulate(programs, settings, progress=progress, runs=gantt is not None)
+    with Bars("simulating", len(programs)) as bars:
+        result = simulate(programs, settings, progress=bars.set, runs=gantt is not None)
     if gantt is not None:
         with writing(gantt, "--gantt"):
             gantt.write_text(draw(result), encoding="utf-8")
@@ -165,8 +165,8 @@ def _host_tokens(given: int | None, kv_tokens: int, *, needs_none: bool) -> int:
 def _print_without_host(programs: list[TraceProgram], settings: SimSettings, kv_policy: str | None) -> None:
     """Say how much host memory was simulated, because nobody gave a size, and what would be without it."""
     without = replace(settings, host_kv_tokens=0, kv_policy=None if kv_policy is None else settings.kv_policy)
-    with progress_bar("simulating", len(programs)) as progress:
-        result = simulate(programs, without, progress=progress)
+    with Bars("simulating", len(programs)) as bars:
+        result = simulate(programs, without, progress=bars.set)
     typer.echo(f"{_said(settings)} Without host memory: latency {_latencies(result, ' s')}.")
 
 
@@ -180,8 +180,8 @@ def _said(settings: SimSettings) -> str:
 def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: bool) -> None:
     from weft.core.sim.kv_cache.kv_replay import replay_all
 
-    with progress_bar("replaying", 1.0) as progress:
-        best, *others = results = replay_all(programs, settings, progress=progress)
+    with Bars("replaying", 1.0) as bars:
+        best, *others = results = replay_all(programs, settings, progress=bars.set)
     if as_json:
         rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
         typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from weft.commands.progress import simulations_progress
+from weft.commands.progress import Bars
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
@@ -20,11 +20,11 @@ def simulate_all(what: str, programs: Sequence[TraceProgram], engines: Sequence[
     """Simulate the engines, and yield their results in order, with a bar."""
     workers = min(len(engines), os.cpu_count() or 1)
     with (
-        simulations_progress(what, len(engines)) as advance,
+        Bars(what, len(engines), "count") as bars,
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs,)) as pool,
     ):
         for each in pool.map(_simulate, engines):
-            advance()
+            bars.advance()
             yield each
 
 
