@@ -456,7 +456,7 @@ def test_random_programs_lose_and_change_nothing(  # noqa: PLR0917  one argument
     first = play()
     assert first[2] > 0 or policy == "fcfs", "this workload is meant to preempt"
     assert (first[3] > 0) == (first[2] > 0 and swap_blocks > 0)
-    if seed == 0:
+    if swap_blocks == 8:  # copies are planned as well
         assert play() == first
 
 

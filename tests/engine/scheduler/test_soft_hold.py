@@ -308,8 +308,7 @@ def test_a_reset_of_the_prefix_cache_forgets_everything(make: Make, policy: str)
     check_free_list(h)
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize("swap_blocks", [0, 100])
+@pytest.mark.parametrize(("swap_blocks", "in_flight"), [(0, 1), (0, 2), (100, 2)])  # tests/fuzz plays host memory
 @pytest.mark.parametrize("policy", ORDERING)
 def test_random_programs_in_a_tiny_cache_lose_and_change_nothing(
     make: Make, policy: str, swap_blocks: int, in_flight: int
