@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_gate, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.rounds import rates_of_loads
 from weft.bench.settings import BenchSettings, names_of_loads
+from weft.commands.cli import app
 from weft.core.errors import BenchError
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.policies import KvPolicyConfig
@@ -78,8 +80,6 @@ def test_every_weft_baseline_runs_with_and_without_the_gate() -> None:
         ({"baselines": ()}, "no baseline to compare"),
         ({"baselines": ("atlas", "atlas")}, "named twice"),
         ({"scale": 0.0}, "--scale is 0"),
-        ({"programs": 0}, "--programs is 0"),
-        ({"kv_tokens": 0}, "--kv-tokens is 0"),
         ({"source": "nowhere.jsonl"}, "neither a trace file nor"),
     ],
 )
@@ -87,6 +87,14 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None
     """The error comes before an engine starts."""
     with pytest.raises(BenchError, match=message):
         BenchSettings(**({"source": "chat"} | wrong))
+
+
+@pytest.mark.parametrize("option", ["--programs", "--batch-size", "--kv-tokens", "--rounds"])
+def test_an_option_that_counts_takes_no_zero(option: str, tmp_path: Path) -> None:
+    """The command line refuses it before anything is imported for a benchmark."""
+    done = CliRunner().invoke(app, ["bench", "chat", "--out", str(tmp_path), option, "0"])
+    assert done.exit_code == 2
+    assert option in done.stderr
 
 
 def test_sizes_scale_with_lengths() -> None:

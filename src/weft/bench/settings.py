@@ -54,11 +54,6 @@ class BenchSettings:
         check_baselines(self.baselines)
         if not 0 < self.scale < math.inf:
             raise BenchError(f"--scale is {self.scale}; give a number above 0, such as 0.1.")
-        for name, value in (("programs", self.programs), ("batch-size", self.batch_size)):
-            if value < 1:
-                raise BenchError(f"--{name} is {value}; give at least 1.")
-        if self.kv_tokens is not None and self.kv_tokens < 1:
-            raise BenchError(f"--kv-tokens is {self.kv_tokens}; give at least 1.")
         if self.source not in WORKLOADS and not Path(self.source).is_file():
             raise BenchError(
                 f"{self.source} is neither a trace file nor a workload; name a file, or one of {', '.join(WORKLOADS)}."

@@ -26,7 +26,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
     ],
-    programs: Annotated[int, setting(BenchSettings, "programs")] = 40,
+    programs: Annotated[int, setting(BenchSettings, "programs", min=1)] = 40,
     seed: Annotated[int, setting(BenchSettings, "seed")] = 0,
     scale: Annotated[float, setting(BenchSettings, "scale")] = 0.1,
     rates: Annotated[
@@ -61,8 +61,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
             "baseline.",
         ),
     ] = None,
-    batch_size: Annotated[int, setting(BenchSettings, "batch_size")] = 8,
-    kv_tokens: Annotated[int | None, setting(BenchSettings, "kv_tokens")] = None,
+    batch_size: Annotated[int, setting(BenchSettings, "batch_size", min=1)] = 8,
+    kv_tokens: Annotated[int | None, setting(BenchSettings, "kv_tokens", min=1)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each draws new programs.")] = 3,
     clock: Annotated[Literal["steps", "seconds"], setting(BenchSettings, "clock")] = "steps",
     closed: Annotated[
