@@ -1,8 +1,9 @@
 """The KV blocks that host memory has, the contexts that they belong to, and the order in which they are given up.
 
-One tier holds the blocks of preempted calls and of open programs between their calls. The blocks form a tree of
-prefixes, as on the device. A block stays as long as a context ends in it or behind it. So shared blocks are there once,
-and the blocks of a program that has ended go at once. A chain may have gaps where blocks were not copied yet.
+One tier holds the blocks of preempted calls and of open programs between their calls, and, as long as there is room,
+those of ended programs, which others may repeat. The blocks form a tree of prefixes, as on the device. A block stays as
+long as a context ends in it or behind it. So shared blocks are there once. A chain may have gaps where blocks were not
+copied yet.
 """
 
 from __future__ import annotations
@@ -33,12 +34,8 @@ class _HostTree(PrefixTree):
 class _HostOrder(EvictionOrder):
     """Orders by worth alone, because holds and spills concern the device only."""
 
-    def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory, unneeded: dict[Context, None]) -> None:
-        super().__init__(policy, tree, memory)
-        self._unneeded = unneeded
-
     def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
-        needed = [context for context in leaf.contexts if context not in self._unneeded]
+        needed = [context for context in leaf.contexts if context.is_needed]
         depth = -leaf.block.depth
         if not needed:
             return EvictionRank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
@@ -55,14 +52,12 @@ class HostTier:
         tree: The blocks as a tree of prefixes.
         order: The order in which blocks are given up.
         slots: The slot of each block by the block's key.
-        unneeded: Contexts whose copies only a second preemption would use.
         shortened: Contexts that have lost blocks. The caller empties it.
     """
 
     def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, free: Callable[[int], None]) -> None:
         self.tree = _HostTree(block_tokens)
-        self.unneeded: dict[Context, None] = {}
-        self.order = _HostOrder(policy, self.tree, memory, self.unneeded)
+        self.order = _HostOrder(policy, self.tree, memory)
         self.slots: dict[Hashable, int] = {}
         self.shortened: dict[Context, None] = {}
         self._free = free
@@ -110,7 +105,6 @@ class HostTier:
 
     def drop(self, context: Context) -> None:
         """Give up a context. Blocks that no other context needs become free."""
-        self.unneeded.pop(context, None)
         self._trim(self.tree.drop_context(context))
         self.shortened.pop(context, None)
         context.host_tokens, context.on_host = 0, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 STEP_BYTES: Final = 32 << 20  # that one step copies out ahead of need, which takes a few milliseconds
+MOST_LEFT: Final = 64  # contexts of ended programs that are yet to be copied; the device soon evicts older ones
 _AMPLE: Final = 0.25  # of the KV cache: while so much is of use to nobody, nothing is copied ahead of need
 
 

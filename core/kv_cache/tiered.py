@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from weft.core.kv_cache.host_tier import HostTier
-from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.kv_cache.spill_ahead import MOST_LEFT
 from weft.core.prediction import TimeEstimate
 
 
@@ -20,12 +21,17 @@ class TieredRetention(Retention):
     Attributes:
         host: The host memory.
         spills: Contexts to copy to host memory. The caller takes them out.
+        left: What ended programs have left, with the keys of its blocks, to be copied when nothing else is. The caller
+            takes it out.
+        keeps_ended: Whether ended programs leave something, as where copies delay no step.
     """
 
     def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, host: HostTier) -> None:
         super().__init__(policy, block_tokens, memory)
         self.host = host
         self.spills: dict[Context, None] = {}
+        self.left: dict[Context, list[Hashable]] = {}
+        self.keeps_ended = False
 
     def call_ended(
         self, call: RunningCall, now_s: float, *, tool: str | None = None, pause: TimeEstimate | None = None
@@ -39,11 +45,19 @@ class TieredRetention(Retention):
         return context
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
-        contexts = self.contexts_of(program)
+        chains = {context: self.chain_of(context) for context in self.contexts_of(program)}
         super().program_ended(program, now_s)
-        for context in contexts:
+        for context, chain in chains.items():
             self.spills.pop(context, None)
-            self.host.drop(context)
+            if not self.keeps_ended:
+                self.host.drop(context)
+                continue
+            if context.decision.action is Action.SPILL and chain and not context.on_host:
+                self.left[context] = chain
+            context.is_needed, context.tokens, context.chance, context.decision = False, 0, 0.0, LEAVE
+        self.host.rank_again(chains)
+        while len(self.left) > MOST_LEFT:
+            del self.left[next(iter(self.left))]
 
     def epoch(self, memory: Memory, now_s: float) -> list[Context]:
         to_spill = super().epoch(memory, now_s)
@@ -87,6 +101,9 @@ class TieredRetention(Retention):
         block = self.tree.extend(context.program, chain, context.used_s)
         before = self.tree.end_of(context)
         if block is None or (before is not None and before.depth >= block.depth):
+            return
+        if not context.is_needed:  # its program has ended meanwhile
+            self._mark(block)
             return
         self.tree.drop_context(context)
         for each in self.tree.contexts_on(context.program, block):

@@ -96,17 +96,9 @@ class Spills:
         while retention.spills and left > 0:
             context = next(iter(retention.spills))
             chain = retention.chain_of(context)
-            blocks: dict[int, int] = {}
-            for index, key in enumerate(chain):
-                if key in store.tier.slots:
-                    continue
-                block = self._block_of(key) if len(blocks) < left else None
-                if block is None:
-                    break
-                blocks[index] = block.block_id
+            blocks = self._to_copy(chain, left)
             left -= max(1, len(blocks))
-            is_kept = self._pays(context) and store.keep(context, chain, blocks, beside=True)
-            self._copied_from.update((number, self._pool.blocks[number].block_hash) for number in blocks.values())
+            is_kept = self._pays(context) and self._keep(context, chain, blocks)
             if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
                 break  # the rest follows in the next step
             del retention.spills[context]
@@ -115,7 +107,29 @@ class Spills:
                 has_copied = True
             elif is_kept and chain:
                 self._copying.append((store.next_plan, context))
+        if retention.left and not (retention.spills and self._is_short) and not store.spilling:
+            context, chain = next(iter(retention.left.items()))
+            blocks = self._to_copy(chain, self._step_blocks)
+            if not (blocks and self._keep(context, chain[: max(blocks) + 1], blocks)) or max(blocks) + 1 == len(chain):
+                del retention.left[context]
         return has_copied
+
+    def _to_copy(self, chain: Sequence[Hashable], most: int) -> dict[int, int]:
+        """The next blocks of a chain that host memory has not, as far as the device has them: by index, at most so
+        many."""
+        blocks: dict[int, int] = {}
+        for index, key in enumerate(chain):
+            if key in self._store.tier.slots:
+                continue
+            block = self._block_of(key) if len(blocks) < most else None
+            if block is None:
+                break
+            blocks[index] = block.block_id
+        return blocks
+
+    def _keep(self, context: Context, chain: Sequence[Hashable], blocks: dict[int, int]) -> bool:
+        self._copied_from.update((number, self._pool.blocks[number].block_hash) for number in blocks.values())
+        return self._store.keep(context, chain, blocks, beside=True)
 
     def reset(self) -> None:
         """vLLM has emptied its prefix cache."""
@@ -123,6 +137,7 @@ class Spills:
         self._gone.clear()
         self._copying.clear()
         self._retention.spills.clear()
+        self._retention.left.clear()
 
     @property
     def wants_step(self) -> bool:

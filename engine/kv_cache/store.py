@@ -73,7 +73,7 @@ class HostStore(SlotPlans):
             saved = self._saved[key] = _SavedCall(context)
         saved.tokens, saved.chain = tokens, self._chain(key, tokens, hashes)
         saved.context.used_s = saved.context.called_s = self.now_s
-        self.tier.unneeded.pop(saved.context, None)
+        saved.context.is_needed = True
         complete = self.keep(saved.context, saved.chain, dict(enumerate(blocks)), tokens)
         self._swaps_out += complete
         self._too_full += not complete
@@ -170,8 +170,5 @@ class HostStore(SlotPlans):
         return min(saved.tokens, (first + self.ready(saved.chain, first)) * self.block_tokens)
 
     def _need(self, saved: _SavedCall, *, needed: bool) -> None:
-        if needed:
-            self.tier.unneeded.pop(saved.context, None)
-        else:
-            self.tier.unneeded[saved.context] = None
+        saved.context.is_needed = needed
         self.tier.rank_again([saved.context])

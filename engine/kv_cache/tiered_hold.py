@@ -97,6 +97,7 @@ class TieredHold(SoftHold):
         self._fetches.looks = True
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
+        self._tiered.keeps_ended = self._store.copies_beside
         super().program_ended(program, now_s)
         self._fetches.looks = True
 

@@ -80,6 +80,7 @@ class Context:
     level: int = 0  # the index of that queue
     on_host: bool = False  # all of its KV is in host memory as well
     host_tokens: int = 0  # its tokens up to its end in host memory
+    is_needed: bool = True  # False: only a second preemption, or another program, would use its copy in host memory
     is_fetched: bool = False  # it was copied back for its next call
     ask_s: float = -math.inf  # until then it is not due for a copy back, unless something happens to it
     decision: Decision = field(default=LEAVE)

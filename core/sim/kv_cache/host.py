@@ -19,12 +19,13 @@ class HostMemory(KvCache):
 
     Args:
         capacity: In tokens.
-        ended_first: Whether copies of ended programs go before all others, and are not made any more.
+        ended_first: Whether copies of ended programs go before all others.
     """
 
     def __init__(self, capacity: float, *, ended_first: bool = True) -> None:
         super().__init__(capacity)
         self._ended_first = ended_first
+        self._ended: dict[Segment, None] = {}  # of ended programs, in the order in which they go
         self._absent: dict[Segment, int] = {}  # the tokens at the beginning of a segment that were not copied
         self._absent_tokens = 0
         self.has_evicted = False  # whether it was ever full
@@ -55,9 +56,9 @@ class HostMemory(KvCache):
     def keep(self, call: SimCall, begin: int, end: int) -> int:
         """Copy the tokens from `begin` to `end` of a call's context that host memory does not have.
 
-        Returns how many these are; 0 if the context is larger than the memory, or nobody needs it.
+        Returns how many these are; 0 if the context is larger than the memory.
         """
-        if end > self.capacity or (self._ended_first and not call.owner.unfinished_calls):
+        if end > self.capacity:
             return 0
         segment, hit = self.find(call.prefixes())
         copied = self._fill(segment, begin, min(hit, end))
@@ -80,9 +81,17 @@ class HostMemory(KvCache):
         return copied
 
     def program_ended(self, program: SimProgram) -> None:
-        """Nobody needs the copies of a program any more."""
+        """Only other programs can use the copies of a program from now on."""
         if self._ended_first:
-            self.evict_first((program.number, index) for index in range(len(program.spec.calls)))
+            copies = (self._index.get((program.number, index)) for index in range(len(program.spec.calls)))
+            self._ended.update(dict.fromkeys(each for each in copies if each is not None))
+
+    def _next_leaf(self) -> Segment:
+        while self._ended:
+            if (first := next(iter(self._ended))) in self._leaves:
+                return first
+            del self._ended[first]
+        return super()._next_leaf()
 
     def _touch(self, segment: Segment) -> None:
         if not segment.children:

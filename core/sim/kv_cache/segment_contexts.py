@@ -158,9 +158,14 @@ class SegmentContexts(Contexts):
 
     def program_ended(self, program: SimProgram) -> None:
         """No call of a program will come."""
-        for context in self._contexts.pop(program.number, {}).values():
+        for context in self.contexts_of(program):
             self._give_up(context)
             self._drop(context)
+        self._contexts.pop(program.number, None)
+
+    def contexts_of(self, program: SimProgram) -> list[Context]:
+        """The contexts of a program."""
+        return list(self._contexts.get(program.number, {}).values())
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:

@@ -58,6 +58,7 @@ class TieredKvCache(PolicyKvCache):
         self._wait_until_s = 0.0  # for which of them the next step waits
         self._seen: dict[Context, tuple[int, int]] = {}  # its tokens, and the changes of host memory when that was seen
         self._spills: dict[Context, None] = {}  # to be copied to host memory
+        self._left: dict[SimCall, None] = {}  # of ended programs, to be copied when nothing else is
         self._planned: dict[Context, int] = {}  # of these, beside the next step: tokens
         self._going_out: dict[Context, tuple[float, int]] = {}  # beside steps: until when, and tokens
         self._spilling: deque[tuple[int, Context]] = deque()  # with the number of the step that completes them
@@ -112,7 +113,7 @@ class TieredKvCache(PolicyKvCache):
 
     def even_steps(self, copied_tokens: int) -> float:
         if self._is_beside:
-            is_spilling = self._planned or self._going_out or (self._is_short and self._spills)
+            is_spilling = self._left or self._planned or self._going_out or (self._is_short and self._spills)
             return 1 if copied_tokens or self._fetches or is_spilling else math.inf
         if not (copied_tokens or self._copied or self._fetches):
             return math.inf
@@ -158,6 +159,12 @@ class TieredKvCache(PolicyKvCache):
         super().call_preempted(call, segment)
 
     def program_ended(self, program: SimProgram) -> None:
+        if self._is_beside:
+            for context in self._contexts.contexts_of(program):
+                if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
+                    self._left[self._contexts.call_of[context]] = None
+            while len(self._left) > spill_ahead.MOST_LEFT:
+                del self._left[next(iter(self._left))]
         super().program_ended(program)
         self._running.pop(program.number, None)
         self._host.program_ended(program)
@@ -222,6 +229,8 @@ class TieredKvCache(PolicyKvCache):
             if self._is_short:
                 under_way = sum(tokens for _, tokens in self._going_out.values())
                 self._spill_ahead(self._spill_tokens - under_way)
+        if self._left and self._now_s >= self._until_s and not self._planned:
+            self._spill_left()
         self._let_go_if_short(most_tokens)
         if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
             self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
@@ -254,6 +263,16 @@ class TieredKvCache(PolicyKvCache):
             del self._spills[context]
             self._spilling.append((self._steps + 1, context))
         return max(self._block_tokens, copied)
+
+    def _spill_left(self) -> None:
+        """Copy the next tokens of what an ended program has left, as far as they are there yet."""
+        call = next(iter(self._left))
+        begin, end = self._host.held(call), self.find(call.prefixes())[1]
+        copied = self._spill(call, begin, min(end, begin + self._spill_tokens)) if end > begin else 0
+        self._copy(copied)
+        if begin + copied >= end or not copied:
+            del self._left[call]
+            self._host.program_ended(call.owner)
 
     # -- copies back
 

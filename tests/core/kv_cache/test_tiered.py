@@ -32,6 +32,45 @@ def test_a_call_that_continues_a_lost_context_needs_it() -> None:
     assert [context.called_s for context in retention.contexts_of("p")] == [3.0]
 
 
+def test_what_an_ended_program_has_left_goes_before_what_is_needed() -> None:
+    """Another program may repeat it, so it stays in host memory as long as nobody needs the room."""
+    retention = lost_context()
+    needed = retention.call_ended(retention.call_began("q", "agent", ["b0"], 2.0), 2.5)
+    assert needed is not None
+    end = retention.host.put(needed, ["b0"], 2.5)
+    retention.host.slots["b0"] = 3
+    retention.host.unpin(end)
+    retention.keeps_ended = True
+    retention.program_ended("p", 3.0)
+    assert retention.host.held(CHAIN) == len(CHAIN)
+    assert retention.contexts_anywhere() == [needed]
+    assert retention.host.evict(1, retention.host.rank_of(needed, 4.0), 4.0) == 1
+    assert (retention.host.held(CHAIN), retention.host.held(["b0"])) == (2, 1)
+    retention.check_integrity()
+
+
+def test_a_copy_back_may_end_after_its_program() -> None:
+    """Its blocks are found, and are in no context of an open program."""
+    retention = lost_context()
+    (context,) = retention.contexts_of("p")
+    retention.keeps_ended = True
+    retention.program_ended("p", 2.0)
+    retention.fetched(context, CHAIN, 3.0)
+    assert retention.order.next_blocks(3, 4.0) == CHAIN[::-1]
+    retention.check_integrity()
+
+
+def test_what_ended_programs_have_left_is_copied_only_where_copies_delay_nobody() -> None:
+    """Otherwise steps would wait for what perhaps nobody uses."""
+    policy = KvPolicyConfig("next-use").make()
+    retention = TieredRetention(policy, 16, MEMORY, HostTier(policy, 16, MEMORY, lambda slot: None))
+    for keeps_ended, left in ((False, []), (True, [CHAIN])):
+        retention.call_ended(retention.call_began("p", "agent", CHAIN, 0.0), 1.0)
+        retention.keeps_ended = keeps_ended
+        retention.program_ended("p", 2.0)
+        assert list(retention.left.values()) == left
+
+
 def test_a_call_with_another_prompt_does_not_need_a_lost_context() -> None:
     """It begins a branch of its own. To fetch the context for it would be in vain."""
     retention = lost_context()

@@ -59,18 +59,22 @@ def test_host_memory_is_bounded() -> None:
     assert enough < little < alone
 
 
-@pytest.mark.parametrize(("name", "found"), [("lru", 8_000), ("ended-first", 0)])
-def test_plain_lru_keeps_the_copies_of_ended_programs(name: str, found: int) -> None:
-    """Under `lru`, the twin of vLLM's `kv_offloading_size`, a later program finds what an ended one has left in host
-    memory. Under a policy that knows ends, its copy is dropped."""
+@pytest.mark.parametrize(
+    ("name", "beside", "is_found"),
+    [("lru", True, True), ("next-use", True, True), ("next-use", False, False), ("ended-first", True, False)],
+)
+def test_a_later_program_finds_what_an_ended_one_has_left(name: str, beside: bool, is_found: bool) -> None:
+    """Under `lru`, the twin of vLLM's `kv_offloading_size`, all is copied to host memory. `next-use` copies what ended
+    programs leave if no step waits for that. `ended-first` drops it."""
 
     def program(name: str, block: int, arrival_s: float) -> TraceProgram:
-        call = TraceCall("a", (), 1, 8_001, hash_ids=array("q", [block]))
+        call = TraceCall("a", (), 200, 8_001, hash_ids=array("q", [block]))
         return TraceProgram(name, (call,), arrival_s, block_tokens=8_000)
 
-    programs = [program("A", 1, 0.0), program("B", 2, 20.0), program("C", 1, 40.0)]
-    counts = run(programs, math.inf, name=name, kv_tokens=8_002).counts
-    assert counts.fetched == found
+    arrived = enumerate("ABCA")  # the cache holds two of them
+    programs = [program(f"{block}{at}", ord(block), 20.0 * at) for at, block in arrived]
+    counts = run(programs, math.inf, name=name, kv_tokens=16_402, copies_beside=beside).counts
+    assert bool(counts.fetched) is is_found
 
 
 def test_what_computing_does_faster_is_not_spilled() -> None:

@@ -64,8 +64,12 @@ def running(h: Any) -> set[str]:
     return {request.request_id for request in h.scheduler.running}
 
 
+def contexts_on_host(h: Any) -> list[Any]:
+    return list(h.scheduler._swap.tier.tree.contexts())
+
+
 def finish(h: Any, pace: Pace, *, ends: int) -> None:
-    """Let copies go on, and check the tokens of `b2`, and that nothing is left."""
+    """Let copies go on, and check the tokens of `b2`, and that nothing is left that an open program needs."""
     from scheduler_harness import expected_output
 
     pace.goes = True
@@ -77,7 +81,7 @@ def finish(h: Any, pace: Pace, *, ends: int) -> None:
     h.settle()
     pool = h.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == len(pool.blocks) - 1
-    assert h.scheduler._swap.stats().used == 0
+    assert not any(context.is_needed for context in contexts_on_host(h))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -171,6 +175,18 @@ def test_a_copy_that_fails_is_computed_again(make: Make) -> None:
     finish(h, pace, ends=2)
     assert h.tokens["a2"] == expected_output(NEXT, 3)
     assert h.accounts["a2"]["recomputed_tokens"] > 0
+
+
+def test_what_an_ended_program_has_left_serves_another(make: Make) -> None:
+    """It is copied out when nothing else is, so the same prompt finds it though the device has lost it."""
+    h = make(blocks=16)
+    call(h, "a1", prompt_of(1, 64), "a")
+    end(h, "a")
+    call(h, "b1", prompt_of(2, 20), "b", max_tokens=4)
+    h.settle()
+    reset_device(h)
+    assert [context.program.program_id for context in contexts_on_host(h)] == ["a"]
+    assert call(h, "c1", NEXT, "c") == 64
 
 
 def test_a_call_that_others_force_out_is_copied_back_beside_them(make: Make) -> None:
