@@ -115,7 +115,6 @@ def play(make: Make, seed: int, **options: Any) -> Any:
     for program in contexts:
         end(h, program)
     h.settle()
-    left = h.scheduler._swap.tier.tree.contexts()  # by ended programs, where copies run beside steps
-    assert not any(context.is_needed for context in left), "what no open program needs is freed"
+    assert not any(context.is_needed for context in h.scheduler._swap.tier.tree.contexts()), "nobody needs what is left"
     assert h.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 15
     return h
