@@ -32,8 +32,8 @@ class Families:
         A session that names no parent, and never has, is a program. That a thread ends does not end the program.
 
         Args:
-            identity: What the request says.
-            scope: Of its API key.
+            identity: The identity that the request names.
+            scope: The scope of its API key.
         """
         own = identity.program_id
         parent = identity.starter_id

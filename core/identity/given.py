@@ -96,12 +96,12 @@ class GivenAnswer:
     """A text, a tool call without its id, or an argument of a tool call, as models wrote it.
 
     Attributes:
-        start: What digests of its conversations begin with.
-        text: The first bytes, folded.
-        owners: The programs whose models wrote it, with what they had been asked; None: something that is not kept.
-        is_crowded: More programs wrote it than are kept.
-        keys: Of its pieces that nobody was told before, and of those that others wrote as well.
-        places: Of these pieces in the text.
+        start: The digest that those of its conversations begin with.
+        text: The first bytes of the text, folded.
+        owners: The programs whose models wrote it, with what they had been asked, or None if that is not kept.
+        is_crowded: Whether more programs wrote it than are kept.
+        keys: The keys of its pieces that no model was told before, and of those that other models wrote as well.
+        places: The places of these pieces in the text.
     """
 
     start: Digest
@@ -186,14 +186,14 @@ class Prompt:
     """What a program told its model.
 
     Attributes:
-        start: What digests of its conversations begin with.
+        start: The digest that those of its conversations begin with.
         program_id: The program.
         text: What was new to the model, without the system prompt.
-        keys: Of its first and its last pieces, if possible of some that nobody was told before.
-        is_new: Nobody was told these before.
+        keys: The keys of its first and its last pieces, if possible of pieces that no model was told before.
+        is_new: Whether no model was told these pieces before.
         answers: The answers to it.
-        is_shared: Another program told its model the same.
-        is_forgotten: There was no room for it.
+        is_shared: Whether another program told its model the same.
+        is_forgotten: Whether it was forgotten because there was no room for it.
     """
 
     start: Digest
@@ -293,7 +293,7 @@ class _Turn(NamedTuple):
         question: What the program told its model first, without the system prompt.
         told: What it told its model last, without the system prompt.
         answer: What its model said to that; b"": it has not answered, called a tool, or said too much.
-        words: Of the names and the arguments of the tools that it called.
+        words: The words in the names and the arguments of the tools that it called.
     """
 
     question: bytes
@@ -321,7 +321,7 @@ class Turns:
         """Note what a program tells its model.
 
         Args:
-            scope: Of the API key.
+            scope: The scope of the API key.
             program_id: The program.
             items: All that it tells.
             told: What it had not told before, folded, without the system prompt.
@@ -349,9 +349,9 @@ class Turns:
         """The only open program whose task and latest answer a request has.
 
         Args:
-            scope: Of the API key.
-            items: The request's, without an answer.
-            system: Its system prompt, folded.
+            scope: The scope of the API key.
+            items: The items of the request, without an answer.
+            system: The request's system prompt, folded.
             is_open: Whether a program has not ended.
         """
         texts = [_folded([item]) for item in without_system(items)]

@@ -87,12 +87,12 @@ class Placed(NamedTuple):
     """Where a request belongs.
 
     Attributes:
-        identity: Its program.
-        peer: The connection that it came by.
-        said: Its messages; None: it has none, or lineage did not look for its program.
-        question: Its last message before the answer.
-        start: What digests of its messages begin with.
-        prompt: What it told the model that nobody had before; None: nothing.
+        identity: The identity of the request, with its program.
+        peer: The connection that the request came by.
+        said: The messages of the request; None if it has none, or lineage did not look for its program.
+        question: The last message before the answer.
+        start: The digest that those of the messages begin with.
+        prompt: What the request told the model that no request had told before, if there is something.
     """
 
     identity: Identity
@@ -147,7 +147,7 @@ class _Found(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a request tells that its program was not told before."""
+    """The new part of a request: what its program was not told before."""
 
     items: list[Item]
     text: bytes
@@ -204,8 +204,8 @@ class Lineage:
         Args:
             evidence: What the request carries in addition to messages.
             body: Its JSON object, of any of the three APIs.
-            scope: Of its API key.
-            peer: Names the connection that it came by. It decides only between programs with the same messages.
+            scope: The scope of the request's API key.
+            peer: The name of its connection. It decides only between programs with the same messages.
         """
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
         said = self._readings.read(body, scope, start)
@@ -266,9 +266,9 @@ class Lineage:
 
         Args:
             placed: What `place` returned for the request.
-            answers: One for each choice; see `items_of_answer`.
-            scope: Of its API key.
-            response_id: By which a later request may name the answer.
+            answers: The items of each choice; see `items_of_answer`.
+            scope: The scope of the request's API key.
+            response_id: The id by which a later request may name the answer.
         """
         program_id = placed.identity.program_id
         if response_id is not None:

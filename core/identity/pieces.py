@@ -155,7 +155,7 @@ class Index(Generic[R]):
                 self._found.pop(key, None)
 
     def get(self, key: int) -> R | None:
-        """What was put under a key; None: nothing, or several things."""
+        """Return what was put under a key, or None if that is nothing or several things."""
         known = self._found.get(key)
         return None if isinstance(known, _Several) else known
 

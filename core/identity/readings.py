@@ -44,8 +44,8 @@ class Readings:
 
         Args:
             body: The request's JSON object.
-            scope: Of its API key.
-            start: What digests of the conversation begin with.
+            scope: The scope of the request's API key.
+            start: The digest that those of the conversation begin with.
         """
         before = items_before(body)
         messages = body.get("messages", body.get("input"))
@@ -97,7 +97,7 @@ def _kib(readings: list[_Reading]) -> int:
 
 
 def _key_of(start: Digest, messages: Sequence[Any]) -> Digest:
-    """By its first message that is not the system's."""
+    """Return the key of a conversation: the digest of its first message that is not the system's."""
     for message in messages:
         if isinstance(message, Mapping) and not _is_system(message):
             return digest_of(start, *(text for item in items_of_message(message) for text in item))

@@ -39,7 +39,7 @@ class Recent(Generic[V]):
         return self._size
 
     def get(self, scope: str, digest: Digest) -> V | None:
-        """The value of a digest, which counts as used. None: there is none, or it was forgotten."""
+        """Return the value of a digest, which counts as used, or None if there is none or it was forgotten."""
         values = self._of_scope.get(scope)
         value = values.get(digest) if values is not None else None
         if values is not None and value is not None:

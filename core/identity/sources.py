@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def foreign_id(value: object) -> str | None:
-    """An id that another system made. None: it is malformed.
+    """Return an id that another system made, or None if it is malformed.
 
     Up to 128 letters, digits and characters of `._~:@/+=-` stay as they are. Up to 1024 printable characters become a
     digest of 32 hexadecimal digits, so that no id gets long or strange in tables and logs.
@@ -44,7 +44,7 @@ def foreign_id(value: object) -> str | None:
 
 
 def trace_id(traceparent: str) -> str | None:
-    """The trace's id in a W3C `traceparent`. None: the header is malformed."""
+    """Return the trace's id in a W3C `traceparent`, or None if the header is malformed."""
     found = _TRACEPARENT.fullmatch(traceparent) if len(traceparent) <= MOST_CHARACTERS else None
     return found[1] if found else None
 
@@ -64,7 +64,7 @@ def baggage_of(header: str) -> dict[str, str]:
 
 
 def object_in(value: object) -> Mapping[str, Any] | None:
-    """A JSON object, or one in a string. None: it is neither, or longer than 8192 characters."""
+    """Return a JSON object, which may be in a string of up to 8192 characters, or None for anything else."""
     if isinstance(value, str) and len(value) <= _MOST_BAGGAGE_BYTES:
         try:
             value = json.loads(value)

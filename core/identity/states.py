@@ -65,7 +65,7 @@ def owner_by_connection(state: State, peer: str, latest: ProgramId | None) -> Pr
 
 
 def continued(state: State, said: Said, place: int, by_connection: ProgramId | None) -> ProgramId | None:
-    """The program that goes on from a state, which a conversation has at a place. None: it may be each of several."""
+    """Return the program that goes on from a conversation's state at a place, or None if it may be one of several."""
     unknown = said.answer_after(place)
     asked_by = state.prompts.get(said.question if unknown is None else said.digests[unknown - 1])
     if by_connection is not None and (unknown is None or asked_by in (by_connection, SEVERAL)):

@@ -206,7 +206,7 @@ class Program:
 
     @property
     def parent_program_id(self) -> ProgramId | None:
-        """The id of the program inside one of whose runs this program runs; None: there is none."""
+        """The id of the program inside one of whose runs this program runs, if there is one."""
         return self._shared.info.parent_program_id
 
     @property

@@ -32,8 +32,8 @@ class ProgramObserver:
         """A server refused a request before it made a call.
 
         Args:
-            reason: Why.
-            tenant: Of the request's API key; None: it has none.
+            reason: Why it was refused.
+            tenant: The tenant of the request's API key, if it has one.
         """
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:

@@ -196,7 +196,7 @@ class Reports:
         """Return where something is that begins now.
 
         Args:
-            around: the run of this program in which the caller's code runs; None: it is not known.
+            around: the run of this program in which the caller's code runs, if it is known.
             is_told: whether a framework has told this of what begins, and not of the code only.
         """
         tree, anchor = self.shared.tree, self.anchor
@@ -226,7 +226,7 @@ class Reports:
         return next((each.run for each in around if each.program.program_id == self.program_id), None)
 
     def enclosing_run(self) -> Hashable | None:
-        """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.
+        """Return the run of this program in which the caller's code runs, or None if there is none or it is not known.
 
         If the code runs in another program, that one becomes the parent of this program, unless it has begun already.
         """
@@ -464,7 +464,7 @@ class Reports:
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """Seconds without a report after which the program ends; None: never."""
+        """Seconds without a report after which the program ends. With None it does not end by itself."""
         return self.shared.idle_timeout_s
 
     @property

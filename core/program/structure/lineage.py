@@ -144,7 +144,8 @@ class TextLineage:
         longer text (from 16 characters on).
 
         Args:
-            quoted_from: the calls whose outputs are searched for inside longer texts, one search for each; None: all.
+            quoted_from: the calls whose outputs are searched for inside longer texts, one search for each. By default
+                these are all calls.
         """
         found = {self._ids.only(id_) for id_ in content.ids}
         found |= {self._whole.only(hash(text.strip())) for text in content.texts}

@@ -29,7 +29,7 @@ class _Thread:
 
 
 class NamedThreads:
-    """A program has one, in `Reports.framework_state`. Not for use by several OS threads."""
+    """The threads that a program's clients name. A program has one, in `Reports.framework_state`, for one OS thread."""
 
     def __init__(self) -> None:
         self._threads: OrderedDict[ThreadId, _Thread] = OrderedDict()  # the longest unused first
@@ -49,9 +49,8 @@ class NamedThreads:
 
         Args:
             reports: Those of the call's program.
-            thread_id: The call's thread; None: the client names none.
-            parent_id: The thread that started that one; None: the client names none. It counts with the thread's first
-                call.
+            thread_id: The call's thread, if the client names one.
+            parent_id: The thread that started that one, if the client names it. It counts with the thread's first call.
 
         Raises:
             ProgramEndedError: The program has ended.

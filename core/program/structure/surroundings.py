@@ -24,7 +24,7 @@ class RunningTask(NamedTuple):
 
 
 def running_task() -> RunningTask | None:
-    """The task that runs the caller's code; None: no event loop runs here."""
+    """Return the task that runs the caller's code, or None outside of an event loop."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

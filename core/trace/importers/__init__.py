@@ -65,9 +65,9 @@ class TraceImport:
 
     Args:
         paths: files, and folders of files. In a folder, files of other formats are left out.
-        format: the format's name. None: it is found by looking at each file.
-        arrivals: the arrival times of the programs in seconds. None: as recorded, from the start of each file, or from
-            the first of all logs whose times are dates.
+        format: the format's name. Without it, the format is found by looking at each file.
+        arrivals: the arrival times of the programs in seconds. By default programs arrive as recorded: from the start
+            of each file, or from the first of all logs whose times are dates.
 
     Attributes:
         files: the files, each with its importer.
@@ -76,7 +76,7 @@ class TraceImport:
         counts: what has been found so far.
 
     Raises:
-        TraceError: there is no such format, or a file is of no known format, or a folder has none that is.
+        TraceError: there is no such format, a file has no known format, or a folder has no file with one.
     """
 
     def __init__(

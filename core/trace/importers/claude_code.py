@@ -166,7 +166,7 @@ class _Session:
             self._meta(agent)
         for where, row in rows(path, advance, _EXPECTED):
             kind, uuid = text(row, "type", where, required=True), text(row, "uuid", where)
-            if uuid is None:  # it is no message
+            if uuid is None:  # only messages have one
                 if kind in ("user", "assistant"):
                     raise TraceError(f"{where}: there is no uuid; expected one with each message.")
                 continue

@@ -77,7 +77,7 @@ class Blocks:
         """Return the scope within which a format's ids mean the same.
 
         Args:
-            key: names the scope, which lasts as long as the import. None: a new scope, shared with nothing.
+            key: names the scope, which lasts as long as the import. Without a key it is a new one, shared with nothing.
         """
         if key is None:
             return BlockScope(self._counter)
@@ -92,7 +92,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Calls of a file that failed, or whose tokens it does not tell, or that an earlier file has."""
+    """Calls that failed, or without token counts, or that were in an earlier file."""
 
     calls: int
 

@@ -31,7 +31,7 @@ def shared_tokens(prompt: int, cached: int, before: tuple[int, int] | None) -> i
     Args:
         prompt: its length in tokens.
         cached: the tokens that the prefix cache of the engine found.
-        before: the lengths of the prompt and the output of the agent's call before. None: there is none.
+        before: the lengths of the prompt and the output of the agent's call before, if there was one.
     """
     if before is None:
         return min(cached, prompt)
@@ -71,7 +71,7 @@ class Texts:
 
 
 def texts_of(value: object) -> Texts | None:
-    """Return what is kept of messages, which may be JSON in a text. None: there are none, or they were taken out."""
+    """Return what is kept of messages, which may be JSON in a text, or None if there are none or the log hides them."""
     if isinstance(value, str):
         if _REDACTED in value:
             return None
@@ -134,7 +134,7 @@ def program_of(
 
     Args:
         spans: its spans in any order. One whose parent is not among them is a root.
-        name: its name. None: that of the agent that all of it is in.
+        name: its name. By default it is that of the agent that all of it is in.
 
     Raises:
         TraceError: spans are inside one another in a circle, or too deep.
@@ -224,7 +224,7 @@ class _Tree:
         return _joined([each for _, each in last]) if last else before
 
     def _place(self, span: LoggedSpan, before: _Before, agent: LoggedSpan | None) -> _Before | None:
-        """Place a span, and return what is over with it. None: nothing of it counts."""
+        """Place a span, and return what is over when it ends, or None if nothing of it counts."""
         if span.lengths is not None and (not span.has_call if span.is_call else not span.has_lengths):
             first = _own(before.calls, agent)
             parents = dict.fromkeys([*([first] if first is not None else []), *before.calls])

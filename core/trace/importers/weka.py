@@ -74,10 +74,10 @@ class _Requests:
         Args:
             start_s: when it started, in seconds from the session's start. Its times count from then.
             after: the call that started it, and when that call ended.
-            agent: the sub-agent's type. None: the session's own agent.
+            agent: the sub-agent's type; None for the session's own agent.
 
         Returns:
-            Its last call, and when that ended. None: it made none.
+            Its last call, and when that ended, or None if it made no call.
         """
         ends_marked = _ends_marked(requests)
         previous, is_first, is_timed = after, True, False

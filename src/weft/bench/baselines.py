@@ -18,7 +18,7 @@ class Baseline:
     stock: Literal["fcfs", "priority"] | None = None  # vLLM's `scheduling_policy`
     policy: PolicyConfig | None = None
     swaps: bool = False  # There is host memory: for every preempted call, and as a KV policy says between calls.
-    kv_policy: KvPolicyConfig | None = None  # What is evicted next; None: as the policy says.
+    kv_policy: KvPolicyConfig | None = None  # What is evicted next. None leaves that to the policy.
     plain: bool = False  # No call finds a prefix of another, and a prompt is computed in one step.
 
     @property
@@ -82,7 +82,7 @@ def with_gate(names: Sequence[str], *, gate: bool | None) -> tuple[str, ...]:
     """The baselines behind the gate, or without it; those of vLLM's own scheduler, and others that say it, as they are.
 
     Args:
-        gate: None: each as its policy says.
+        gate: Whether there is a gate; None leaves that to the policy of each baseline.
 
     Raises:
         BenchError: there is no such baseline or KV policy.

@@ -75,8 +75,8 @@ def profile(
 
     Args:
         model: "tiny", "embedded", or a folder or hub name.
-        chunk_tokens: The most tokens of a step, vLLM's `max_num_batched_tokens`; None: vLLM's default.
-        kv_tokens: The tokens that the KV cache holds; None: as vLLM sizes it.
+        chunk_tokens: The most tokens of a step, vLLM's `max_num_batched_tokens`. By default it is vLLM's.
+        kv_tokens: The tokens that the KV cache holds. By default vLLM sizes it.
         begin: Called with the number of crowds of calls, when the engine has started.
         advance: Called when a crowd has ended.
 

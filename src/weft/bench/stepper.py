@@ -22,8 +22,8 @@ class EngineCapacity:
 
     Args:
         batch_size: the number of calls that run at once.
-        kv_blocks: the number of KV blocks, of `BLOCK_TOKENS` tokens each. None: as vLLM sizes the KV cache itself.
-        chunk_tokens: the most tokens that a step computes. None: vLLM's default.
+        kv_blocks: the number of KV blocks, of `BLOCK_TOKENS` tokens each. By default vLLM sizes the KV cache itself.
+        chunk_tokens: the most tokens that a step computes. By default it is vLLM's.
         engines: the number of engines that share the machine's memory.
     """
 
@@ -36,7 +36,7 @@ class EngineCapacity:
         """vLLM's arguments.
 
         Args:
-            max_model_len: the most tokens of a call. None: the limit in the model's configuration.
+            max_model_len: the most tokens of a call; with None the limit in the model's configuration.
         """
         from weft.engine.vllm_compat.names import current_platform
 

@@ -59,7 +59,7 @@ class Measurement:
 
     programs: list[Outcome]  # in the order in which the programs ended
     steps: int  # from the start of the clock to the last program's end; the makespan of a closed batch
-    seconds: float  # likewise
+    seconds: float  # between the same two moments
     counts: RoundCounts
     samples: list[StepSample] = field(default_factory=list)
 
