@@ -95,10 +95,10 @@ def registry_table(package: str) -> str:
         if names:
             classes.setdefault(each.parameters, []).append(f"`{each.name}`")
     for parameters, names in classes.items():
-        described = {name: text for kind in reversed(parameters.__mro__) for name, text in described(kind).items()}
+        meanings = {name: text for kind in reversed(parameters.__mro__) for name, text in described(kind).items()}
         lines += ["", f"## Parameters of {', '.join(names)}", "", "| parameter | default | meaning |", "|---|---|---|"]
         for field in fields(parameters):
-            lines.append(f"| `{field.name}` | `{field.default!r}` | {described.get(field.name, '')} |")
+            lines.append(f"| `{field.name}` | `{field.default!r}` | {meanings.get(field.name, '')} |")
     return "\n".join(lines)
 
 
