@@ -23,6 +23,7 @@ from weft.engine.kv_cache import HostPool, Swapper, describe
 
 SLOTS = 12
 MODEL = strided("LBHNC", torch.bfloat16, [4, 64, 3, 128, 128], ORDERS["LBHNC"])  # 4 of SmolLM2's 30 layers
+SMALL = strided("LBHNC", torch.bfloat16, [2, 64, 3, 16, 16], ORDERS["LBHNC"])  # as many blocks
 
 
 @given(data=st.data())
@@ -134,9 +135,9 @@ BAD_IDS = [
 @pytest.mark.parametrize(("blocks", "slots", "message"), BAD_IDS)
 def test_bad_batches_copy_nothing(kernel: Kernel, out: bool, blocks: list[int], slots: list[int], message: str) -> None:
     """Ids that are out of range, given twice, unpaired or no integers raise a typed error, and no byte has moved."""
-    before = MODEL.memory(seed=0, device=kernel.device)
+    before = SMALL.memory(seed=0, device=kernel.device)
     memory = before.clone()
-    layout = describe(MODEL.caches(memory), MODEL.blocks)
+    layout = describe(SMALL.caches(memory), SMALL.blocks)
     with kernel.pool(SLOTS, layout.slot_bytes) as pool:
         swapper = kernel.swapper(layout, pool)
         with pytest.raises(SwapArgumentError) as caught:
@@ -148,7 +149,7 @@ def test_bad_batches_copy_nothing(kernel: Kernel, out: bool, blocks: list[int], 
 
 def test_nothing_to_move(kernel: Kernel) -> None:
     """An empty batch is allowed, and done at once."""
-    layout = describe(MODEL.caches(MODEL.memory(seed=0, device=kernel.device)), MODEL.blocks)
+    layout = describe(SMALL.caches(SMALL.memory(seed=0, device=kernel.device)), SMALL.blocks)
     with kernel.pool(SLOTS, layout.slot_bytes) as pool:
         transfer = kernel.swapper(layout, pool).swap_out([], [])
         transfer.wait()
@@ -157,7 +158,7 @@ def test_nothing_to_move(kernel: Kernel) -> None:
 
 def test_closed_pool(kernel: Kernel) -> None:
     """A closed pool refuses swaps in both directions, and a new Swapper."""
-    layout = describe(MODEL.caches(MODEL.memory(seed=0, device=kernel.device)), MODEL.blocks)
+    layout = describe(SMALL.caches(SMALL.memory(seed=0, device=kernel.device)), SMALL.blocks)
     pool = kernel.pool(SLOTS, layout.slot_bytes)
     swapper = kernel.swapper(layout, pool)
     swapper.swap_out([3], [4])
@@ -171,8 +172,8 @@ def test_closed_pool(kernel: Kernel) -> None:
 
 def test_ids_of_any_whole_kind(kernel: Kernel) -> None:
     """Lists, tuples, ranges, arrays of any integer type and stride, and tensors are all accepted as ids."""
-    memory = MODEL.memory(seed=0, device=kernel.device)
-    layout = describe(MODEL.caches(memory), MODEL.blocks)
+    memory = SMALL.memory(seed=0, device=kernel.device)
+    layout = describe(SMALL.caches(memory), SMALL.blocks)
     with kernel.pool(SLOTS, layout.slot_bytes) as pool:
         swapper = kernel.swapper(layout, pool)
         swapper.swap_out([1, 2, 3], [0, 1, 2]).wait()
