@@ -27,9 +27,10 @@ from rich.table import Table
 from weft.core.ids import CallId, ThreadId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.fair import Fair, FairParameters
+from weft.core.policies.policy import PolicyEvent
 from weft.core.policies.registry import register, registration
 from weft.core.policies.service.remaining import LearnedRemaining
-from weft.core.policies.view import Call, ProgramView
+from weft.core.policies.view import Call, ProgramEnded, ProgramView
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost
 from weft.core.process_rows import CallIdentity
@@ -107,9 +108,10 @@ class FairGraph(_FairWith):
         self.graphs.leave(found.owner.view.program_id, CallId(found.spec.call_id), cost, max(0.0, self._now_s))
         super().leave(call)
 
-    def program_ended(self, program: ProgramView) -> None:
-        self.graphs.end(program.program_id)
-        super().program_ended(program)
+    def on_event(self, event: PolicyEvent) -> None:
+        if isinstance(event, ProgramEnded):
+            self.graphs.end(event.program.program_id)
+        super().on_event(event)
 
 
 def measure(seed: int, programs: int, load: float, base: SimSettings, inner: str) -> dict[str, dict[str, float]]:

@@ -119,7 +119,7 @@ class Bench:
             mean = rng.gauss(math.log(MEDIAN_TOKENS * (0.01 if n < running else 1)), SPREAD)
             for _ in range(ENDED):
                 past.add(ProgramEnd(None, f"name-{n}", round(rng.lognormvariate(mean, SPREAD)), is_known=True))
-        self.scheduler.weft_policy.learn(past)
+        self.scheduler.weft_policy.on_event(past)
 
     def step(self) -> float:
         """Run one engine step; returns the seconds that `schedule()` took."""

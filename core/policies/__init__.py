@@ -23,12 +23,16 @@ from weft.core.policies.papers.multilevel import MultilevelPolicy as MultilevelP
 from weft.core.policies.papers.multilevel import Plas as Plas
 from weft.core.policies.papers.round_robin import RoundRobin as RoundRobin
 from weft.core.policies.policy import Policy as Policy
+from weft.core.policies.policy import PolicyEvent as PolicyEvent
 from weft.core.policies.registry import register as register
 from weft.core.policies.registry import registration as registration
 from weft.core.policies.registry import registrations as registrations
 from weft.core.policies.steps import StepCosts as StepCosts
 from weft.core.policies.steps import StepTokens as StepTokens
 from weft.core.policies.view import Call as Call
+from weft.core.policies.view import KvSize as KvSize
+from weft.core.policies.view import ProgramChanged as ProgramChanged
+from weft.core.policies.view import ProgramEnded as ProgramEnded
 from weft.core.policies.view import ProgramView as ProgramView
 from weft.core.policies.view import Rank as Rank
 

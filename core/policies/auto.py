@@ -14,13 +14,14 @@ from typing import Any
 
 from weft.core.class_rows import Branch
 from weft.core.policies.history import ModelHistory
-from weft.core.policies.learned import ANY_NAME, Learned
+from weft.core.policies.learned import Learned
 from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S
+from weft.core.policies.policy import PolicyEvent
 from weft.core.policies.queues.calibration import BoundsCalibration
 from weft.core.policies.registry import register
 from weft.core.policies.service.boost import UNKNOWN_TOKENS
+from weft.core.policies.service.class_book import ANY_NAME, OpenProgramWork
 from weft.core.policies.service.classes import LEAST_ENDED, ServiceClass
-from weft.core.policies.service.live_program import OpenProgramWork
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView
 
@@ -55,9 +56,12 @@ class Auto(Learned):
     def is_gated(cls, parameters: Any) -> bool:
         return True
 
-    def learn(self, past: ModelHistory) -> None:
-        self._has_several_names |= len(past) > 0
-        super().learn(past)
+    def on_event(self, event: PolicyEvent) -> None:
+        if isinstance(event, ModelHistory):
+            self._has_several_names |= len(event) > 0
+        super().on_event(event)
+        if isinstance(event, StepCosts) and not self._is_calibrated:
+            self._set_queues(self._first_bounds())
 
     def leave(self, call: Call) -> None:
         super().leave(call)
@@ -66,19 +70,14 @@ class Auto(Learned):
             self._is_calibrated = True
             self._set_queues(bounds)
 
-    def use_costs(self, costs: StepCosts) -> None:
-        super().use_costs(costs)
-        if not self._is_calibrated:
-            self._set_queues(self._first_bounds())
-
     def _add_program(self, view: ProgramView, now_s: float) -> OpenProgramWork:
         program = super()._add_program(view, now_s)
         self._first_class = self._first_class or program.named_class
         if not self._has_several_names and program.named_class is not self._first_class:
             self._has_several_names = True
             self._renew()
-        if self._has_several_names and not self._all.ranks:
-            self._update_boost(len(self._programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS)
+        if self._has_several_names and not self.book.all.ranks:
+            self._update_boost(len(self.book.programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS)
             self._set_key(program)
         return program
 
@@ -87,8 +86,8 @@ class Auto(Learned):
         if ranked_by.ranks and not ranked_by.shape.startswith(ANY_NAME):
             return ranked_by.ranks
         if self._has_several_names and program not in itertools.islice(program.named_class.live, LEAST_ENDED):
-            go_last = (max(self._queue_ranks),) * len(self._ages)  # while no program at all has ended
-            return ranked_by.ranks or self._all.ranks or go_last
+            go_last = (max(self._queue_ranks),) * len(self.book.ages)  # while no program at all has ended
+            return ranked_by.ranks or self.book.all.ranks or go_last
         if not ranked_by.ranks:
             return self._new_ranks
         found = self._new_shape_ranks.get(ranked_by)
@@ -97,18 +96,18 @@ class Auto(Learned):
         return found
 
     def _ranked_by_all(self) -> Iterable[OpenProgramWork]:
-        is_any = (each for each in self._programs.values() if each.ranked_by.shape.startswith(ANY_NAME))
+        is_any = (each for each in self.book.programs.values() if each.ranked_by.shape.startswith(ANY_NAME))
         return itertools.chain(super()._ranked_by_all(), is_any)
 
     def _fit(self, service_class: ServiceClass) -> None:
         super()._fit(service_class)
         self._new_shape_ranks.pop(service_class, None)
-        if service_class is self._all:
+        if service_class is self.book.all:
             self._renew()
 
     def _renew(self) -> None:
         """The ranks of new names have changed: rank their programs again."""
-        self._new_ranks = self._explored(self._all.ranks)
+        self._new_ranks = self._explored(self.book.all.ranks)
         self._new_shape_ranks.clear()
         self._pending |= dict.fromkeys(self._ranked_by_all())
 
@@ -120,11 +119,11 @@ class Auto(Learned):
         """
         if not self._has_several_names:
             return ranks
-        if not self._all.ranks:
+        if not self.book.all.ranks:
             return ranks or self._queue_ranks
         return tuple(
-            min(queue, rank) if age < self._all.median_tokens else rank
-            for age, queue, rank in zip(self._ages, self._queue_ranks, ranks, strict=True)
+            min(queue, rank) if age < self.book.all.median_tokens else rank
+            for age, queue, rank in zip(self.book.ages, self._queue_ranks, ranks, strict=True)
         )
 
     def _first_bounds(self) -> list[float]:
@@ -133,8 +132,8 @@ class Auto(Learned):
 
     def _set_queues(self, bounds: Sequence[float]) -> None:
         """Use these inner bounds, in tokens. A bucket's rank is the lower bound of the queue that holds its age."""
-        first = self._ages[1] / 2
-        queues = tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self._ages)
+        first = self.book.ages[1] / 2
+        queues = tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self.book.ages)
         if queues != self._queue_ranks:
             self._queue_ranks = queues
             if self._has_several_names:

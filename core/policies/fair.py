@@ -15,13 +15,13 @@ from typing import Any, Final, Self
 from weft.core.errors import PolicyError
 from weft.core.policies.config import DEFAULT_POLICY
 from weft.core.policies.gate.around import PolicyAround
-from weft.core.policies.policy import Policy
+from weft.core.policies.policy import Policy, PolicyEvent
 from weft.core.policies.queues.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
 from weft.core.policies.service.remaining import LearnedRemaining
 from weft.core.policies.steps import StepCosts
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 from weft.core.registries import check_number
 
 EPOCH_S: Final = 0.1  # shares are computed again so often
@@ -131,11 +131,7 @@ class Fair(PolicyAround):
         """The work of a call so far, in output tokens."""
         return call.output_tokens + self.costs.prompt_weight * call.computed_tokens
 
-    # -- what the driver reports
-
-    def use_costs(self, costs: StepCosts) -> None:
-        self.costs = costs
-        self.inner.use_costs(costs)
+    # -- what happens
 
     def arrive(self, call: Call, now_s: float) -> None:
         if call not in self.queue.entered:
@@ -176,23 +172,19 @@ class Fair(PolicyAround):
         if program.calls == 0:
             program.away_since_s = self._now_s
 
-    def program_ended(self, program: ProgramView) -> None:
-        self.inner.program_ended(program)
-        self._end(program, is_known=True)
+    def on_event(self, event: PolicyEvent) -> None:
+        self.inner.on_event(event)
+        match event:
+            case StepCosts():
+                self.costs = event
+            case ProgramEnded(program, is_known):
+                progress = self._programs.pop(program, None)
+                if progress is not None and is_known:
+                    self._remaining.ended(program, progress.done_tokens)
+                if progress is not None:
+                    self.queue.end(program)
 
-    def program_forgotten(self, program: ProgramView) -> None:
-        self.inner.program_forgotten(program)
-        self._end(program, is_known=False)
-
-    def _end(self, program: ProgramView, *, is_known: bool) -> None:
-        progress = self._programs.pop(program, None)
-        if progress is None:
-            return
-        if is_known:
-            self._remaining.ended(program, progress.done_tokens)
-        self.queue.end(program)
-
-    # -- what the driver asks
+    # -- what goes next
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s

@@ -45,10 +45,6 @@ class Priority(Policy):
         super().__init__()
         self._order = itertools.count()
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = Rank(0, call.program.arrival_order, next(self._order))
-        call.waiting_since_s = now_s
-        self.waiting.push(call)
-
-    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        """Nothing depends on it."""
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del now_s
+        return Rank(0, call.program.arrival_order, next(self._order))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,14 +23,9 @@ class Sjf(Policy):
         super().__init__()
         self._arrivals = itertools.count()
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = Rank(0, call.predicted_own_tokens, next(self._arrivals))
-        call.waiting_since_s = now_s
-        self.waiting.push(call)
-
-    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del now_s
+        return Rank(0, call.predicted_own_tokens, next(self._arrivals))
 
 
 def remaining_work(call: Call) -> float:
@@ -62,14 +56,11 @@ class Srpt(Policy):
         del parameters
         return cls()
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = Rank(0, self._remaining(call))
-        call.quantum_s = math.inf
-        call.waiting_since_s = now_s
-        self.waiting.push(call)
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del now_s
+        return Rank(0, self._remaining(call))
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
-        call.rank = Rank(0, self._remaining(call))
+        del model_time_s, recomputed
+        call.rank = self.rank(call, now_s)
         self.waiting.update(call)

@@ -1,8 +1,9 @@
 """The contract of a scheduling policy: an order of calls that changes while they wait and run.
 
-The contract divides Algorithm 1 of Autellix into parts that a simulator and vLLM's scheduler both drive. The driver
-reports when a call arrives, starts, is preempted, is charged for a step and leaves. The policy says in which order the
-calls should run. All times are seconds of the driver's clock. Line numbers are those of Algorithm 1.
+The contract divides Algorithm 1 of Autellix into parts that a simulator and vLLM's scheduler both drive. A policy must
+say only how it ranks a call that arrives (`rank`). It may also follow calls, hear of programs and of the engine, change
+ranks later, choose what is preempted, and learn; the class has a section for each. All times are seconds of the
+driver's clock. Line numbers are those of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from weft.core.class_rows import ClassRow
 from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.queues.waiting import WaitingCalls
 from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.view import Call, KvSize, ProgramChanged, ProgramEnded, Rank
 from weft.core.registries import Registered
+
+# What a policy hears of programs and of its engine; nothing of it comes in a step that changes nothing. `StepCosts` is
+# what steps cost, which a driver that measures it tells from time to time. `ModelHistory` is the work that programs of
+# earlier runs needed, told once.
+PolicyEvent = ProgramChanged | ProgramEnded | KvSize | StepCosts | ModelHistory
 
 
 class Policy(Registered, ABC):
@@ -38,10 +44,12 @@ class Policy(Registered, ABC):
     order_follows_clock: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: bool = True
-    # Whether the policy learns from programs that end. It can then begin with a history (`learn`).
+    # Whether the policy learns from programs that end. It can then begin with a history (`ModelHistory`).
     learns: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
     evicts_ended_first: bool = False
+    # The number of its queues; inf: its ranks have any level.
+    levels: float = 1
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()  # the calls that may start
@@ -53,13 +61,24 @@ class Policy(Registered, ABC):
         """Whether the policy runs behind the gate (`weft.core.policies.gate.gated`) unless the user says otherwise."""
         return False
 
-    # -- what the driver reports
+    # -- what it must answer
 
     @abstractmethod
+    def rank(self, call: Call, now_s: float) -> Rank:
+        """The rank of a call that arrives (lines 9-14). Calls of smaller rank go first."""
+
+    # -- what it may follow: the life of a call
+
     def arrive(self, call: Call, now_s: float) -> None:
-        """Rank an arriving call and let it wait (lines 9-14)."""
+        """A call arrives, and waits."""
+        call.rank = self.rank(call, now_s)
+        self.wait(call, now_s)
 
-    @abstractmethod
+    def wait(self, call: Call, now_s: float) -> None:
+        """A call waits from now on, with the rank that it has."""
+        call.waiting_since_s = now_s
+        self.waiting.push(call)
+
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         """Charge a call for one step that it was part of. The call may be demoted (lines 20-23).
 
@@ -77,8 +96,7 @@ class Policy(Registered, ABC):
 
     def preempt(self, call: Call, now_s: float) -> None:
         """A running call leaves the batch unfinished and waits again with its old rank."""
-        call.waiting_since_s = now_s
-        self.waiting.push(call)
+        self.wait(call, now_s)
 
     def stall(self, call: Call, now_s: float) -> None:
         """A running call gets no tokens in the coming step, because calls of better rank use them up.
@@ -96,31 +114,12 @@ class Policy(Registered, ABC):
         """A call finished or was aborted (line 18)."""
         self.waiting.discard(call)
 
-    def program_changed(self, program: ProgramView) -> None:
-        """A program's view has changed: one of its calls left, or a call arrived with newer figures."""
-        del program
+    # -- what it may hear: programs and the engine
 
-    def program_ended(self, program: ProgramView) -> None:
-        """A program has ended, and no further call of it comes. It may still have calls that are being aborted."""
-        del program
+    def on_event(self, event: PolicyEvent) -> None:
+        """Something has happened to a program or to the engine."""
 
-    def program_forgotten(self, program: ProgramView) -> None:
-        """A program counts as gone, because no call of it has come for a long time. Nobody has reported its end."""
-        self.program_ended(program)
-
-    def learn(self, past: ModelHistory) -> None:
-        """Begin with the work that programs of earlier runs of the engine needed."""
-        del past
-
-    def use_costs(self, costs: StepCosts) -> None:
-        """Use new costs of the engine's steps. A driver that measures them calls this from time to time."""
-        del costs
-
-    def use_kv(self, tokens: float) -> None:
-        """Note how many tokens of contexts the KV cache and host memory hold; inf if there is no bound."""
-        del tokens
-
-    # -- what the driver asks
+    # -- what it may change: ranks
 
     def decide(self, now_s: float) -> list[Call]:
         """Bring all ranks up to date before a batch is formed.
@@ -160,21 +159,7 @@ class Policy(Registered, ABC):
         """The time before which `decide` changes no rank, unless the driver reports something. inf: it never does."""
         return math.inf
 
-    def classes(self) -> list[ClassRow]:
-        """What is known of each class of programs. Empty: the policy keeps no classes."""
-        return []
-
-    def take_ends(self) -> list[ProgramEnd]:
-        """Return the programs that have ended since the previous call. The oldest of very many are left out."""
-        return []
-
-    def has_level(self, level: int) -> bool:
-        """Whether the policy has a queue of this index."""
-        return level == 0
-
-    def standing(self, call: Call) -> Rank:
-        """The rank by which the call's program keeps its place at the gate. By default the call's rank."""
-        return call.rank
+    # -- what it may displace
 
     def is_settled(self, worst: Rank) -> bool:
         """A quick check: whether certainly no waiting call displaces a running one. If not, `victims` has to look.
@@ -242,3 +227,17 @@ class Policy(Registered, ABC):
         """
         worst = next(reversed(left), None)
         return worst if worst is not None and self.outranks(candidate, worst) else None
+
+    # -- what it may learn
+
+    def classes(self) -> list[ClassRow]:
+        """What is known of each class of programs. Empty: the policy keeps no classes."""
+        return []
+
+    def take_ends(self) -> list[ProgramEnd]:
+        """Return the programs that have ended since the previous call. The oldest of very many are left out."""
+        return []
+
+    def standing(self, call: Call) -> Rank:
+        """The rank by which the call's program keeps its place at the gate. By default the call's rank."""
+        return call.rank

@@ -1,4 +1,4 @@
-"""What a policy may see of calls and programs, and the ranks that it gives to calls.
+"""What a policy may see of calls and programs, what it hears of them, and the ranks that it gives to calls.
 
 Both drivers, vLLM's scheduler and the simulator, fill these objects in.
 """
@@ -62,3 +62,22 @@ class Call:
     waiting_since_s: float = math.nan  # start of the current wait, nan while the call runs
     quantum_s: float = math.inf  # c.quanta: run time left in this queue
     rank: Rank = field(default=Rank(0, 0))
+
+
+class ProgramChanged(NamedTuple):
+    """A program's view has changed: one of its calls left, or a call arrived with newer figures."""
+
+    program: ProgramView
+
+
+class ProgramEnded(NamedTuple):
+    """No further call of a program comes. It may still have calls that are being aborted."""
+
+    program: ProgramView
+    is_known: bool = True  # False: nobody has reported its end, but no call of it has come for a long time
+
+
+class KvSize(NamedTuple):
+    """How many tokens of contexts the KV cache and host memory hold."""
+
+    tokens: float  # inf: there is no bound

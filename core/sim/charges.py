@@ -43,7 +43,7 @@ class KnownCosts:
         self._slots = max(self._slots, decoding)
         if (steps + 1) % FIT_STEPS == 0 and self._slots > self._told_slots:
             self._told_slots, of = self._slots, self._timing
-            self._policy.use_costs(StepCosts(of.fixed_s, of.decode_token_s, of.prefill_token_s, self._slots))
+            self._policy.on_event(StepCosts(of.fixed_s, of.decode_token_s, of.prefill_token_s, self._slots))
 
 
 class Charges:

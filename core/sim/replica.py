@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, cast
 
-from weft.core.policies import Call, Policy, StepTokens
+from weft.core.policies import Call, KvSize, Policy, ProgramChanged, ProgramEnded, StepTokens
 from weft.core.sim.batch import Jump, RunningBatch
 from weft.core.sim.charges import Charges, KnownCosts
 from weft.core.sim.executions import Executions
@@ -58,7 +58,8 @@ class SimReplica:
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
         # inf: contexts are not kept
-        policy.use_kv(settings.kv_capacity + settings.host_kv_tokens if settings.shares_prefixes else math.inf)
+        kv_tokens = settings.kv_capacity + settings.host_kv_tokens if settings.shares_prefixes else math.inf
+        policy.on_event(KvSize(kv_tokens))
         self._kv = make_kv(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._in_blocks = settings.block_tokens > 1 and not math.isinf(settings.kv_capacity)
@@ -87,7 +88,7 @@ class SimReplica:
         Returns whether the jump in progress now ends earlier.
         """
         policy, jump = self.policy, self.jump
-        policy.program_changed(call.program)
+        policy.on_event(ProgramChanged(call.program))
         call.queued_since_s = now_s
         self._kv.tick(now_s)
         self._kv.call_arrived(call)
@@ -142,7 +143,7 @@ class SimReplica:
 
         Returns whether the jump in progress now ends earlier, because the policy has something to decide.
         """
-        self.policy.program_ended(program.view)
+        self.policy.on_event(ProgramEnded(program.view))
         until_s = self.policy.next_change_s()
         self._kv.tick(now_s)
         self._kv.program_ended(program)

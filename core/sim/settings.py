@@ -83,6 +83,11 @@ class SimSettings:
         return self.kv_policy is None
 
     @property
+    def evicts_by(self) -> KvPolicyConfig | None:
+        """The KV policy that says what is evicted next. None: there is none, or nothing that it could evict."""
+        return self.kv_policy if self.shares_prefixes and self.kv_capacity < math.inf else None
+
+    @property
     def timing(self) -> StepTime:
         """The duration of steps; with `unit_steps` one unit of time each."""
         return UNIT_STEPS if self.unit_steps else self.step_time

@@ -14,7 +14,7 @@ from weft.core.accounts import Account
 from weft.core.errors import SimulationError
 from weft.core.identity.idle import IdleTimes
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.policies import registration
+from weft.core.policies import ProgramChanged, registration
 from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.routing.stealing import EngineQueue, Stealing
 from weft.core.sim.kv_cache.blocks import block_ends, share_full_blocks
@@ -245,7 +245,7 @@ class _Simulation:
         program, number = call.owner, replica.number
         program.calls_in_flight -= 1
         program.view.attained.fold(call.inherited, Account(call.total_service_s, call.total_wait_s))
-        replica.policy.program_changed(program.view)
+        replica.policy.on_event(ProgramChanged(program.view))
         self._waits_s[program.number] += call.total_wait_s
         self._services_s[program.number] += call.total_service_s
         self._add_load(number, -1)

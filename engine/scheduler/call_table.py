@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.log import get_logger
-from weft.core.policies import Call, Policy, ProgramView
+from weft.core.policies import Call, Policy, ProgramChanged, ProgramEnded, ProgramView
 from weft.engine.scheduler.ledger import Entry, Ledger, ProgramEntry
 from weft.engine.vllm_compat.names import Request
 from weft.engine.wire.call_header import CallHeader, decode_call, figures_of, program_of_request
@@ -121,7 +121,7 @@ class CallTable:
         view.session_id = view.session_id or header.session_id
         view.deadline_s = min(view.deadline_s, now_s + header.program_time_left_s)  # messages only delay it
         view.attained.merge(header.attained)
-        self._policy.program_changed(view)
+        self._policy.on_event(ProgramChanged(view))
         return program
 
     def close(self, request_id: str, now_s: float) -> Ledger | None:
@@ -145,7 +145,7 @@ class CallTable:
         if ledger.sequences == 0:
             del self._ledgers[ledger.program_id, ledger.call_id]
             program.view.attained.fold(ledger.inherited, ledger.account())
-            self._policy.program_changed(program.view)
+            self._policy.on_event(ProgramChanged(program.view))
         program.requests -= 1
         if program.requests == 0:
             self._remember(ledger.program_id, program, request_id, now_s)
@@ -168,7 +168,7 @@ class CallTable:
         if program.has_ended:
             self._on_gone(program.view)
         elif program_id == program_of_request(request_id):
-            self._policy.program_ended(program.view)
+            self._policy.on_event(ProgramEnded(program.view))
             self._on_gone(program.view)
         else:
             self._idle[program_id] = _Idle(program.view, now_s)
@@ -181,7 +181,7 @@ class CallTable:
 
     def _forget_first(self) -> None:
         _, forgotten = self._idle.popitem(last=False)
-        self._report_end(forgotten.view, is_abandoned=True)
+        self._policy.on_event(ProgramEnded(forgotten.view, is_known=False))
         self._on_gone(forgotten.view)
 
     def end_program(self, program_id: ProgramId, *, is_abandoned: bool = False) -> bool:
@@ -195,21 +195,15 @@ class CallTable:
         """
         idle = self._idle.pop(program_id, None)
         if idle is not None:
-            self._report_end(idle.view, is_abandoned=is_abandoned)
+            self._policy.on_event(ProgramEnded(idle.view, is_known=not is_abandoned))
             self._on_gone(idle.view)
             return True
         program = self._programs.get(program_id)
         if program is None or program.has_ended:
             return False
         program.has_ended = True
-        self._report_end(program.view, is_abandoned=is_abandoned)
+        self._policy.on_event(ProgramEnded(program.view, is_known=not is_abandoned))
         return True
-
-    def _report_end(self, view: ProgramView, *, is_abandoned: bool) -> None:
-        if is_abandoned:
-            self._policy.program_forgotten(view)
-        else:
-            self._policy.program_ended(view)
 
     def view(self, program_id: ProgramId) -> ProgramView | None:
         """A program that is known; None if it is not."""
@@ -244,7 +238,7 @@ class CallTable:
         checks = {
             "a running mark is wrong": running == {key for key, entry in self.entries.items() if entry.running},
             "a rank is taken twice": len({entry.call.rank for entry in entries}) == len(entries),
-            "a level has no queue": all(self._policy.has_level(entry.call.rank.level) for entry in entries),
+            "a level has no queue": all(0 <= entry.call.rank.level < self._policy.levels for entry in entries),
             "a quantum was used up": all(entry.call.quantum_s > 0 for entry in entries),
             "a program's requests do not add up": sum(p.requests for p in self._programs.values()) == len(entries),
             "a call's sequences do not add up": sum(x.sequences for x in self._ledgers.values()) == len(entries),

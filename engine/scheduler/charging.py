@@ -210,4 +210,4 @@ class StepCharges:
         if self._steps % FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
             self.costs = costs
             self.has_charged = True
-            self._policy.use_costs(costs)
+            self._policy.on_event(costs)

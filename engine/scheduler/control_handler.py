@@ -43,7 +43,6 @@ class ControlHandler:
         aborted: The accounts that the front end asks for.
         levels: What the queues of each level did.
         kv_order: Hears what happens in programs between their calls.
-        kv_policy: The name of the KV policy.
         kv_accounts: What calls found in the KV cache.
         live: Reads the state for people who look on.
         model: The name that the engine serves, whose history it uses.
@@ -57,7 +56,6 @@ class ControlHandler:
         levels: Levels,
         *,
         kv_order: KvOrder,
-        kv_policy: str,
         kv_accounts: KvAccounts,
         live: LiveView,
         model: str,
@@ -68,14 +66,13 @@ class ControlHandler:
         self._aborted = aborted
         self._levels = levels
         self._kv_order = kv_order
-        self._kv_policy = kv_policy
         self._kv_accounts = kv_accounts
         self._live = live
         self._model = model
 
     def use_history(self, text: str) -> None:
         """Learn what programs of earlier runs did, before the first one of this run ends."""
-        self._policy.learn(History.from_json(text)[self._model])
+        self._policy.on_event(History.from_json(text)[self._model])
         self.has_history = True
 
     def receive(
@@ -109,7 +106,7 @@ class ControlHandler:
                 classes, ends = self._policy.classes(), self._policy.take_ends()
                 return encode_learned(LearnedReport(self._model, tuple(classes), tuple(ends), self.has_history))
             case TakeKvStats():
-                return encode_kv_stats(self._kv_accounts.stats(self._kv_policy, self._kv_order))
+                return encode_kv_stats(self._kv_accounts.stats(self._kv_order))
             case TakeScheduleStats():
                 return encode_schedule_stats(self._schedule_stats())
             case TakeState():

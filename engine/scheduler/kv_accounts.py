@@ -18,9 +18,11 @@ class KvAccounts:
     Args:
         block_tokens: The tokens of a block that has a hash.
         swap: Host memory, of slots with a block each; None: there is none.
+        policy: The name of the KV policy, for the figures.
     """
 
-    def __init__(self, block_tokens: int, swap: HostStore | None) -> None:
+    def __init__(self, block_tokens: int, swap: HostStore | None, policy: str) -> None:
+        self._policy = policy
         self._block_tokens = block_tokens
         self._slot_bytes = round(swap.choice.token_bytes * swap.block_tokens) if swap is not None else 0
         self._swap = swap
@@ -54,14 +56,14 @@ class KvAccounts:
         """No call of a program will come."""
         self._before.forget(program)
 
-    def stats(self, policy: str, order: KvOrder) -> KvStats:
+    def stats(self, order: KvOrder) -> KvStats:
         """What `engine.kv_stats` shows."""
         ahead_tokens = spilled_tokens = used = slots = 0
         if self._swap is not None:
             swap, ahead_tokens = self._swap.stats(), self._swap.counts.fetched_tokens
             spilled_tokens, used, slots = self._swap.counts.spilled_tokens, swap.used, swap.slots
         return KvStats(
-            policy=policy,
+            policy=self._policy,
             found_tokens=self._found_tokens,
             fetched_tokens=self._fetched_tokens + ahead_tokens,
             recomputed_tokens=self._recomputed_tokens,

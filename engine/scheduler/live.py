@@ -38,7 +38,7 @@ class LiveView:
         store: HostStore | None,
     ) -> None:
         self._policy = policy
-        self._has_levels = policy.has_level(1)
+        self._has_levels = policy.levels > 1
         self._table = table
         self._order = order
         self._requests = requests

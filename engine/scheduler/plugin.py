@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from weft.core.kv_cache.fetch_ahead import loads_beside
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.policies import Call, Policy, ProgramView, Rank
+from weft.core.policies import Call, KvSize, Policy, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.order import CallKv, KvOrder
 from weft.engine.kv_cache.store import HostStore
@@ -64,11 +64,9 @@ class WeftScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = decode_config(self.vllm_config.additional_config)
+        self._config = config = decode_config(self.vllm_config.additional_config)
         self._has_own_client = config.one_client
         self._headers = HeaderReader(trusts_clients=config.trust_clients)
-        self._kv_policy = config.kv_policy
-        self._model = config.model
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
         else:  # an engine's host has done it
@@ -96,12 +94,13 @@ class WeftScheduler(AsyncScheduler):
         self._steps_to_decision = 0
         self._has_changed = True  # something has happened since the policy was asked last
         self._next_change_s = -math.inf  # when it should be asked again though nothing happens
-        self._kv_order = self._make_kv_order(policy)
-        policy.use_kv(self._kv_tokens() + self._kv_order.host_tokens)
+        evicts_by = self._config.evicts_by(policy, has_host_memory=self._swap is not None)
+        self._kv_order = self._make_kv_order(evicts_by)
+        policy.on_event(KvSize(self._kv_tokens() + self._kv_order.host_tokens))
         if isinstance(self.connector, SwapConnector):
             self.connector.wants_step = lambda: self._kv_order.wants_step
             self.connector.loads_beside = self._loads_beside
-        self._kv_accounts = KvAccounts(self.kv_cache_manager.block_pool.hash_block_size, self._swap)
+        self._kv_accounts = KvAccounts(self.kv_cache_manager.block_pool.hash_block_size, self._swap, evicts_by.name)
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
@@ -123,10 +122,9 @@ class WeftScheduler(AsyncScheduler):
             self._aborted,
             self._charges.levels,
             kv_order=self._kv_order,
-            kv_policy=self._kv_policy_of(policy).name,
             kv_accounts=self._kv_accounts,
             live=live,
-            model=self._model,
+            model=self._config.model,
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -141,18 +139,10 @@ class WeftScheduler(AsyncScheduler):
         blocks = self.kv_cache_config.num_blocks - 1
         return blocks * self.block_size / len(self.kv_cache_config.kv_cache_groups)
 
-    def _make_kv_order(self, policy: Policy) -> KvOrder:
+    def _make_kv_order(self, evicts_by: KvPolicyConfig) -> KvOrder:
         if len(self.kv_cache_config.kv_cache_groups) != 1 or not self.cache_config.enable_prefix_caching:
             return KvOrder()
-        config = self._kv_policy_of(policy)
-        return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
-
-    def _kv_policy_of(self, policy: Policy) -> KvPolicyConfig:
-        if self._kv_policy is not None:
-            return self._kv_policy
-        if self._swap is not None and self._has_own_client:  # vLLM's server says what it wants
-            return KvPolicyConfig("next-use")
-        return KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
+        return make_order(evicts_by.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
 
     def _program_gone(self, program: ProgramView) -> None:
         self._kv_order.program_ended(program, self._clock())

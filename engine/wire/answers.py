@@ -1,4 +1,7 @@
-"""What the scheduler answers to control messages."""
+"""What the scheduler answers to control messages.
+
+A reader takes None for an answer that did not come, because the scheduler's process does not run.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ def encode_aborted(accounts: Mapping[CallKey, CallAccount]) -> dict[str, Any]:
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallKey, Account]:
-    """Read a scheduler's answer to `AbortedCalls`: the accounts of those that it knows; the tokens are not counted.
-
-    Args:
-        answer: The answer. None: There was none, because the scheduler's process does not run.
-    """
+    """Read a scheduler's answer to `AbortedCalls`: the accounts of those that it knows; the tokens are not counted."""
     accounts = (answer or {}).get("aborted") or ()
     return {(ProgramId(program), CallId(call)): decode_account(account) for program, call, account in accounts}
 
@@ -60,11 +59,7 @@ def encode_learned(learned: LearnedReport) -> dict[str, Any]:
 
 
 def read_learned(answer: Mapping[str, Any] | None) -> LearnedReport | None:
-    """Read a scheduler's answer to `TakeLearned`.
-
-    Args:
-        answer: The answer. None: There was none, because the scheduler's process does not run.
-    """
+    """Read a scheduler's answer to `TakeLearned`."""
     if not answer:
         return None
     return LearnedReport(
@@ -85,11 +80,7 @@ def encode_kv_stats(stats: KvStats) -> dict[str, Any]:
 
 
 def read_kv_stats(answer: Mapping[str, Any] | None) -> KvStats | None:
-    """Read a scheduler's answer to `TakeKvStats`.
-
-    Args:
-        answer: The answer. None: There was none, because the scheduler's process does not run.
-    """
+    """Read a scheduler's answer to `TakeKvStats`."""
     return KvStats(**{**answer, "tools": tuple(ToolStats(*tool) for tool in answer["tools"])}) if answer else None
 
 
@@ -99,11 +90,7 @@ def encode_schedule_stats(stats: ScheduleStats) -> dict[str, Any]:
 
 
 def read_schedule_stats(answer: Mapping[str, Any] | None) -> ScheduleStats | None:
-    """Read a scheduler's answer to `TakeScheduleStats`.
-
-    Args:
-        answer: The answer. None: There was none, because the scheduler's process does not run.
-    """
+    """Read a scheduler's answer to `TakeScheduleStats`."""
     if not answer:
         return None
     return ScheduleStats(tuple(LevelStats(*level) for level in answer["levels"]), answer["promotions"])
@@ -121,11 +108,7 @@ def encode_state(state: SchedulerState) -> dict[str, Any]:
 
 
 def read_state(answer: Mapping[str, Any] | None) -> SchedulerState | None:
-    """Read a scheduler's answer to `TakeState`.
-
-    Args:
-        answer: The answer. None: There was none, because the scheduler's process does not run.
-    """
+    """Read a scheduler's answer to `TakeState`."""
     if not answer:
         return None
     calls = (LiveCall(CallId(call_id), ProgramId(program_id), *rest) for call_id, program_id, *rest in answer["calls"])

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from weft.core.errors import PolicyError
 from weft.core.kv_cache.policies import KvPolicyConfig, as_kv_config
-from weft.core.policies import PolicyConfig
+from weft.core.policies import Policy, PolicyConfig
 from weft.engine.options import EngineOptions
 
 _FLAGS: Final = ("one_client", "trust_clients")
@@ -24,7 +24,15 @@ class SchedulerConfig:
     one_client: bool = False
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
     model: str = ""  # the name by which the engine serves the model
-    kv_policy: KvPolicyConfig | None = None  # None: as the policy says
+    kv_policy: KvPolicyConfig | None = None  # None: `evicts_by` says
+
+    def evicts_by(self, policy: Policy, *, has_host_memory: bool) -> KvPolicyConfig:
+        """The KV policy: as given, or else what goes with the scheduling policy and with host memory."""
+        if self.kv_policy is not None:
+            return self.kv_policy
+        if has_host_memory and self.one_client:  # vLLM's server says what it wants
+            return KvPolicyConfig("next-use")
+        return KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
 
 
 def config_of_engine(options: EngineOptions, model: str) -> SchedulerConfig:

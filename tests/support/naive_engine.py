@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from weft.core.accounts import Account, Attained
 from weft.core.policies import Call, Policy, ProgramView, StepCosts
 from weft.core.policies.steps import FIT_STEPS
+from weft.core.policies.view import ProgramChanged, ProgramEnded
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
 
@@ -121,7 +122,7 @@ class NaiveEngine:
     def _arrive(self, name: str, spec: TraceCall, now_s: float) -> None:
         view = self.views[name]
         view.calls += 1
-        self.policy.program_changed(view)
+        self.policy.on_event(ProgramChanged(view))
         call = Call(f"{name}/{spec.call_id}", view, spec.prompt_tokens)
         self.entries[call] = _Entry(spec, name, call, replace(view.attained), now_s)
         self.policy.arrive(call, now_s)
@@ -194,7 +195,7 @@ class NaiveEngine:
         if len(self.steps) % FIT_STEPS == 0:
             timing = self.settings.timing
             costs = StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, self.slots)
-            self.policy.use_costs(costs)
+            self.policy.on_event(costs)
         self._deliver(self.now + step_s, inclusive=False)
         self.now += step_s
         for entry in in_order:
@@ -230,7 +231,7 @@ class NaiveEngine:
         self.batch.remove(entry)
         self.policy.leave(entry.call)
         self.views[name].attained.fold(entry.inherited, Account(entry.service_s, entry.wait_s))
-        self.policy.program_changed(self.views[name])
+        self.policy.on_event(ProgramChanged(self.views[name]))
         self.wait_s[name] += entry.wait_s
         self.service_s[name] += entry.service_s
 
@@ -243,5 +244,5 @@ class NaiveEngine:
                 self._start_gap(name, child, self.now)
         if len(ended) == len(program.calls):
             arrival_s, count = program.arrival_s, len(program.calls)
-            self.policy.program_ended(self.views[name])
+            self.policy.on_event(ProgramEnded(self.views[name]))
             self.results[name] = ProgramResult(arrival_s, self.now, self.wait_s[name], self.service_s[name], count)

@@ -60,15 +60,10 @@ class Shuffled(Policy):
     def _random_rank(self) -> Rank:
         return Rank(0, self._rng.random() + next(self._ties) * 1e-9)
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = self._random_rank()
-        call.waiting_since_s = now_s
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del now_s
         self._calls[call] = None
-        self.waiting.push(call)
-
-    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
+        return self._random_rank()
 
     def leave(self, call: Call) -> None:
         super().leave(call)

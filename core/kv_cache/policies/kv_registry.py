@@ -67,7 +67,7 @@ class KvPolicyConfig:
 
 
 def as_kv_config(given: object) -> KvPolicyConfig | None:
-    """Check the `kv_policy` of an engine or of its scheduler's settings: a name, a configuration, or its `to_dict`.
+    """Check the KV policy of an engine or of its scheduler's settings: a name, a configuration, or its `to_dict`.
 
     Returns:
         The configuration; None for None.
@@ -81,4 +81,4 @@ def as_kv_config(given: object) -> KvPolicyConfig | None:
         return KvPolicyConfig(given)
     if isinstance(given, Mapping) and isinstance(given.get("name"), str):
         return KvPolicyConfig(**{str(key): value for key, value in given.items()})
-    raise KvPolicyError(f'kv_policy is {given!r:.80}. Give a name, such as "next-use", or a KvPolicyConfig.')
+    raise KvPolicyError(f'a KV policy is a name, such as "next-use", or a KvPolicyConfig, not {given!r:.80}.')

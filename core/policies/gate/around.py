@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from weft.core.policies.policy import Policy
+from weft.core.policies.view import Call, Rank
 
 
 class PolicyAround(Policy):
@@ -17,9 +18,12 @@ class PolicyAround(Policy):
         kinds = type(self).__mro__
         defined = {name for kind in kinds[: kinds.index(Policy)] for name in vars(kind)}
         for name, member in vars(Policy).items():
-            is_public = not name.startswith("_") and (isinstance(member, bool) or inspect.isfunction(member))
+            is_public = not name.startswith("_") and (isinstance(member, int) or inspect.isfunction(member))
             if is_public and name not in defined:
                 setattr(self, name, getattr(inner, name))
+
+    def rank(self, call: Call, now_s: float) -> Rank:
+        return self.inner.rank(call, now_s)
 
     @property
     def preempts(self) -> bool:  # type: ignore[override]

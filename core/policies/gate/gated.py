@@ -10,9 +10,9 @@ from typing import Final
 from weft.core.class_rows import ClassRow
 from weft.core.policies.gate.admission_gate import AdmissionGate, Resident
 from weft.core.policies.gate.around import PolicyAround
-from weft.core.policies.policy import Policy
+from weft.core.policies.policy import Policy, PolicyEvent
 from weft.core.policies.steps import StepCosts
-from weft.core.policies.view import Call, ProgramView
+from weft.core.policies.view import Call, KvSize, ProgramEnded, ProgramView
 
 # A program is held back no longer than so many times the seconds that it takes to fill the KV cache. Then it gets the
 # place of another one, whose context is computed again, so this takes the engine a thousandth of its time at most.
@@ -46,14 +46,7 @@ class Gated(PolicyAround):
         self._patience_from_s = -math.inf  # when a program that was held back for very long was let in last
         self._has_changed = False  # contexts or ranks have changed since the last decision
 
-    # -- what the driver reports
-
-    def use_kv(self, tokens: float) -> None:
-        self.gate.kv_tokens = tokens
-
-    def use_costs(self, costs: StepCosts) -> None:
-        self.gate.costs = costs
-        self.inner.use_costs(costs)
+    # -- what happens
 
     def arrive(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
@@ -91,17 +84,18 @@ class Gated(PolicyAround):
         if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
             self._open(self._now_s)
 
-    def program_ended(self, program: ProgramView) -> None:
-        self.inner.program_ended(program)
-        self.gate.end(program)
-        self._has_changed = True
+    def on_event(self, event: PolicyEvent) -> None:
+        self.inner.on_event(event)
+        match event:
+            case ProgramEnded(program, is_known):
+                self.gate.end(program, is_known=is_known)
+                self._has_changed = True
+            case KvSize(tokens):
+                self.gate.kv_tokens = tokens
+            case StepCosts():
+                self.gate.costs = event
 
-    def program_forgotten(self, program: ProgramView) -> None:
-        self.inner.program_forgotten(program)
-        self.gate.end(program, is_known=False)
-        self._has_changed = True
-
-    # -- what the driver asks
+    # -- what goes next
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s

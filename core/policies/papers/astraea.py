@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from weft.core.errors import PolicyError
-from weft.core.policies.policy import Policy
+from weft.core.policies.policy import Policy, PolicyEvent
 from weft.core.policies.queues.response_ratio import ByResponseRatio
 from weft.core.policies.queues.starvation import Starvation
 from weft.core.policies.registry import register
 from weft.core.policies.steps import StepCosts
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 from weft.core.prediction import OutputLengths
 from weft.core.registries import check_number
 
@@ -102,30 +102,19 @@ class Astraea(Policy):
         self._lengths = OutputLengths()
         self._arrivals = itertools.count()
 
-    def use_costs(self, costs: StepCosts) -> None:
-        self.costs = costs
+        self.levels = len(self._thresholds_tokens) + 1
 
-    # -- what the driver reports
-
-    def arrive(self, call: Call, now_s: float) -> None:
+    def rank(self, call: Call, now_s: float) -> Rank:
         view = call.program
         program = self._programs.setdefault(view, _Program())
         program.calls[call] = max(0, view.calls - 1)
         call.predicted_service_s = max(_LEAST_S, self._predict_s(call, program))
-        call.rank = Rank(program.level, now_s, next(self._arrivals))
-        self._wait(call, now_s)
+        return Rank(program.level, now_s, next(self._arrivals))
 
     def start(self, call: Call, now_s: float) -> None:
         self.waiting.now_s = now_s
         super().start(call, now_s)
         self._starvation.discard(call)
-
-    def preempt(self, call: Call, now_s: float) -> None:
-        self._wait(call, now_s)
-
-    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
 
     def leave(self, call: Call) -> None:
         super().leave(call)
@@ -144,10 +133,12 @@ class Astraea(Policy):
         else:
             program.level = max(program.level - 1, 0)
 
-    def program_ended(self, program: ProgramView) -> None:
-        self._programs.pop(program, None)
-
-    # -- what the driver asks
+    def on_event(self, event: PolicyEvent) -> None:
+        match event:
+            case StepCosts():
+                self.costs = event
+            case ProgramEnded(program):
+                self._programs.pop(program, None)
 
     def decide(self, now_s: float) -> list[Call]:
         self.waiting.now_s = now_s
@@ -171,15 +162,12 @@ class Astraea(Policy):
     def outranks(self, call: Call, running: Call) -> bool:
         return call.rank.level < running.rank.level
 
-    def has_level(self, level: int) -> bool:
-        return 0 <= level <= len(self._thresholds_tokens)
-
     def level_of(self, program: ProgramView) -> int:
         """The queue that a program's next call enters."""
         found = self._programs.get(program)
         return found.level if found is not None else 0
 
-    def _wait(self, call: Call, now_s: float) -> None:
+    def wait(self, call: Call, now_s: float) -> None:
         """A call waits from now on. Its rank says since when it would have waited without a pause."""
         self.waiting.now_s = call.waiting_since_s = now_s
         waited_s = call.wait_s + (call.program.attained.wait_s if self._counts_program_wait else 0.0)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.policy import Policy
+from weft.core.policies.policy import Policy, PolicyEvent
 from weft.core.policies.queues.calibration import BoundsCalibration
 from weft.core.policies.queues.starvation import Starvation
 from weft.core.policies.registry import register
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.view import Call, ProgramChanged, Rank
 from weft.core.registries import check_number
 
 # Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
@@ -109,6 +109,7 @@ class MultilevelPolicy(Policy):
         super().__init__()
         check_parameters(bounds_s, beta, quanta_s)
         self.bounds_s = tuple(bounds_s)
+        self.levels = len(self.bounds_s) + 1
         self.quanta_s = _widths(bounds_s) if quanta_s is None else tuple(quanta_s)
         self.beta = beta
         self._quanta_follow_bounds = quanta_s is None
@@ -134,22 +135,18 @@ class MultilevelPolicy(Policy):
         """Index of the queue whose range [lo, hi) holds `service_s` (line 12)."""
         return bisect_right(self.bounds_s, service_s)
 
-    def has_level(self, level: int) -> bool:
-        return 0 <= level <= len(self.bounds_s)
-
-    def arrive(self, call: Call, now_s: float) -> None:
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del now_s
         call.service_s = self.attained_service_s(call)
-        self._enter(call, self.level_of(call.service_s))
-        call.waiting_since_s = now_s
-        self._wait(call)
+        return self._enter(call, self.level_of(call.service_s))
+
+    def wait(self, call: Call, now_s: float) -> None:
+        super().wait(call, now_s)
+        self._watch(call)
 
     def start(self, call: Call, now_s: float) -> None:
         super().start(call, now_s)
         self._starvation.discard(call)
-
-    def preempt(self, call: Call, now_s: float) -> None:
-        call.waiting_since_s = now_s
-        self._wait(call)
 
     def stall(self, call: Call, now_s: float) -> None:
         super().stall(call, now_s)
@@ -180,20 +177,21 @@ class MultilevelPolicy(Policy):
         if not recomputed:
             call.quantum_s -= model_time_s
         if call.quantum_s <= 0:
-            self._enter(call, call.rank.level + 1)
+            call.rank = self._enter(call, call.rank.level + 1)
         if not math.isnan(call.waiting_since_s):  # it waits: the step is reported after a preemption or a stall
             self.waiting.update(call)
             self._watch(call)
 
-    def program_changed(self, program: ProgramView) -> None:
-        for call in self._starvation.calls_of(program):
-            self._watch(call)
+    def on_event(self, event: PolicyEvent) -> None:
+        if isinstance(event, ProgramChanged):
+            for call in self._starvation.calls_of(event.program):
+                self._watch(call)
 
     def promote(self, now_s: float) -> list[Call]:
         starved = self._starvation.pop_starved(now_s)
         starved.sort(key=lambda call: call.rank)
         for call in starved:
-            self._enter(call, 0)
+            call.rank = self._enter(call, 0)
             call.wait_s, call.model_time_s, call.waiting_since_s = 0.0, 0.0, now_s  # line 29
             self.waiting.update(call)
         return starved
@@ -201,15 +199,11 @@ class MultilevelPolicy(Policy):
     def next_change_s(self) -> float:
         return self._starvation.next_s()
 
-    def _enter(self, call: Call, level: int) -> None:
-        """Append a call to a queue and give it that queue's quantum (lines 13, 21, 22, 27)."""
+    def _enter(self, call: Call, level: int) -> Rank:
+        """Append a call to a queue and give it that queue's quantum (lines 13, 21, 22, 27). Returns its rank there."""
         level = min(level, len(self.bounds_s))
-        call.rank = Rank(level, next(self._order))
         call.quantum_s = self.quanta_s[level]
-
-    def _wait(self, call: Call) -> None:
-        self.waiting.push(call)
-        self._watch(call)
+        return Rank(level, next(self._order))
 
     def _watch(self, call: Call) -> None:
         """Set the timer of a call that waits or has stalled. A call in Q_1 has none, because it cannot be promoted."""
@@ -266,7 +260,6 @@ class AtlasByProgram(Atlas):
     This is not Algorithm 1. It shows how much of another policy's gain over ATLAS comes from this order alone.
     """
 
-    def _enter(self, call: Call, level: int) -> None:
-        super()._enter(call, level)
-        entered = call.rank
-        call.rank = Rank(entered.level, call.program.arrival_order, int(entered.order))
+    def _enter(self, call: Call, level: int) -> Rank:
+        entered = super()._enter(call, level)
+        return Rank(entered.level, call.program.arrival_order, int(entered.order))

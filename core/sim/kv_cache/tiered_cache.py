@@ -338,9 +338,9 @@ class TieredKvCache(PolicyKvCache):
 
 def make_kv(settings: SimSettings, counts: Counts) -> KvCache:
     """Make the KV cache of a replica. It has a KV policy if the settings have one and anything can be evicted."""
-    capacity, config = settings.kv_capacity, settings.kv_policy
-    if config is None or not settings.shares_prefixes or capacity == math.inf:
-        return KvCache(capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)
+    config = settings.evicts_by
+    if config is None:
+        return KvCache(settings.kv_capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)
     policy = config.make()
     if not settings.host_kv_tokens:
         return PolicyKvCache(settings, policy)

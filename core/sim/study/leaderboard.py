@@ -175,7 +175,5 @@ def ranked(scores: Sequence[Score]) -> Iterator[tuple[Score, float]]:
 def alone(programs: Sequence[TraceProgram], base: SimSettings) -> dict[str, float]:
     """The seconds that each program takes on an idle engine, which keeps its context between its calls."""
     apart = [replace(program, arrival_s=number * _APART_S) for number, program in enumerate(programs)]
-    engine = replace(
-        base, policy=PolicyConfig("fcfs"), kv_tokens=math.inf, kv_policy=None, host_kv_tokens=0, concurrency=None
-    )
+    engine = replace(base, policy=PolicyConfig("fcfs"), kv_tokens=math.inf, host_kv_tokens=0, concurrency=None)
     return {name: row.latency for name, row in simulate(apart, engine).programs.items()}

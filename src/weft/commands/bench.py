@@ -45,11 +45,12 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
             f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
-    kv_policy: Annotated[
+    kv_policies: Annotated[
         str,
         typer.Option(
+            "--kv-policy",
             help=f"Compare Weft's schedulers under each of these KV policies: {', '.join(KV_POLICIES)}. For one "
-            "scheduler only, write atlas+next-use as a baseline."
+            "scheduler only, write atlas+next-use as a baseline.",
         ),
     ] = "",
     gate: Annotated[
@@ -84,7 +85,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         programs=programs,
         seed=seed,
         scale=scale,
-        baselines=with_kv_policies(with_gate(_names(baselines), gate=gate), _names(kv_policy)),
+        baselines=with_kv_policies(with_gate(_names(baselines), gate=gate), _names(kv_policies)),
         batch_size=batch_size,
         kv_tokens=kv_tokens,
         clock=clock,

@@ -229,7 +229,7 @@ def classes_in(path: Path) -> list[Table]:
         tables.append(forecasts(rows))
     for model in found.models:
         policy = PolicyConfig("auto").make()
-        policy.learn(found[model])
+        policy.on_event(found[model])
         while policy.next_change_s() < 0:  # few classes at a time, so that no decision takes long
             policy.decide(0.0)
         table = classes(together(policy.classes()))

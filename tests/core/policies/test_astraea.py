@@ -14,6 +14,7 @@ from weft.core.errors import PolicyError
 from weft.core.ids import ProgramId
 from weft.core.policies import Astraea, Call, PolicyConfig, ProgramView, Rank, StepCosts
 from weft.core.policies.queues.response_ratio import ByResponseRatio
+from weft.core.policies.view import ProgramEnded
 
 COSTS = StepCosts(fixed_s=1.0, decode_token_s=0.0, prefill_token_s=0.0)
 
@@ -22,7 +23,7 @@ def make(**parameters: Any) -> Astraea:
     """A policy of its own, whose steps take a second."""
     policy = PolicyConfig("astraea", **parameters).make()
     assert isinstance(policy, Astraea)
-    policy.use_costs(COSTS)
+    policy.on_event(COSTS)
     return policy
 
 
@@ -90,7 +91,7 @@ def test_programs_that_end_are_forgotten() -> None:
     """Nothing stays of a program, nor of a call that leaves after its program ended."""
     policy, program = make(), view()
     call = waits(policy, program, 0.0)
-    policy.program_ended(program)
+    policy.on_event(ProgramEnded(program))
     policy.leave(call)
     assert policy._programs == {}
     assert len(policy.waiting) == 0

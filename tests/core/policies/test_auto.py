@@ -13,6 +13,7 @@ import pytest
 from weft.core.class_rows import Branch
 from weft.core.policies import Auto, Call, Learned, PolicyConfig, ProgramView, StepCosts
 from weft.core.policies.gate.gated import Gated
+from weft.core.policies.view import KvSize, ProgramEnded
 from weft.core.sim import SimSettings, TraceProgram, simulate
 from weft.core.trace.workloads import WORKLOADS, generate, poisson
 
@@ -23,7 +24,7 @@ COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots
 def policy() -> Auto:
     policy = PolicyConfig("auto", gate=False).make()
     assert isinstance(policy, Auto)
-    policy.use_costs(COSTS)
+    policy.on_event(COSTS)
     return policy
 
 
@@ -48,7 +49,7 @@ def end(policy: Learned, name: str, *works: int) -> None:
     for number, work in enumerate(works):
         call = waiting(policy, name, work, number)
         policy.leave(call)
-        policy.program_ended(call.program)
+        policy.on_event(ProgramEnded(call.program))
     decide(policy)
 
 
@@ -73,7 +74,7 @@ def test_before_any_program_has_ended_they_are_in_the_queues_of_atlas(policy: Au
 
 def test_the_first_queues_are_those_of_atlas_in_seconds(policy: Auto) -> None:
     """On an engine whose steps take 0.1 s, a program leaves the first queue after 4 s, which are 40 tokens."""
-    policy.use_costs(StepCosts(fixed_s=0.1, decode_token_s=0.0, slots=4))
+    policy.on_event(StepCosts(fixed_s=0.1, decode_token_s=0.0, slots=4))
     for number, work in enumerate((3000, 50, 30, 0)):
         waiting(policy, f"new{number % 2}-", work, number)
     assert order(policy) == ["new0-2", "new1-3", "new1-1", "new0-0"]
@@ -95,7 +96,7 @@ def test_no_more_programs_of_a_name_are_explored_than_it_takes_to_know_it(policy
     waiting(policy, "short", 0, 104)
     assert order(policy) == ["new100", "new101", "new102", "short104", "new103"]
     policy.leave(new[0])
-    policy.program_ended(new[0].program)
+    policy.on_event(ProgramEnded(new[0].program))
     assert order(policy) == ["new101", "new102", "new103", "short104"]
 
 
@@ -107,7 +108,7 @@ def test_the_queues_follow_the_calls(policy: Auto) -> None:
         policy.start(call, 0.0)
         call.output_tokens = 10
         policy.leave(call)
-        policy.program_forgotten(call.program)
+        policy.on_event(ProgramEnded(call.program, is_known=False))
     for number, work in enumerate((50, 25, 17, 0)):
         waiting(policy, f"new{number % 2}-", work, number)
     assert order(policy) == ["new1-3", "new0-2", "new1-1", "new0-0"]
@@ -136,7 +137,7 @@ def test_known_classes_rank_as_under_learned() -> None:
     for name in ("auto", "learned"):
         policy = PolicyConfig(name, gate=False).make()
         assert isinstance(policy, Learned)
-        policy.use_costs(COSTS)
+        policy.on_event(COSTS)
         end(policy, "short", *[100, 110, 120] * 4)
         end(policy, "long", *[5000, 5500, 6000] * 4)
         end(policy, "varied", *[20, 400, 8000] * 4)
@@ -202,8 +203,8 @@ def test_the_classes_say_what_is_known_and_what_ranks_them(policy: Auto) -> None
 def test_a_class_counts_the_programs_that_the_gate_holds_back() -> None:
     """Two calls of a program that is shut out are one program."""
     policy = PolicyConfig("auto").make()
-    policy.use_costs(COSTS)
-    policy.use_kv(1000)
+    policy.on_event(COSTS)
+    policy.on_event(KvSize(1000))
     programs = [ProgramView(f"p{number}", "agent", arrival_s=0.0, arrival_order=number) for number in range(3)]
     for number, program in enumerate([*programs, programs[2]]):
         policy.arrive(Call(f"c{number}", program, prompt_tokens=400), 0.0)
@@ -216,7 +217,7 @@ def test_names_that_say_nothing_are_made_up_for_by_what_programs_show(names: str
     all have one name, or each has its own. (Under `auto` new names are in ATLAS's queues at first.)"""
     policy = PolicyConfig("learned").make()
     assert isinstance(policy, Learned)
-    policy.use_costs(COSTS)
+    policy.on_event(COSTS)
     unique = itertools.count()
 
     def name() -> str:
@@ -232,7 +233,7 @@ def test_names_that_say_nothing_are_made_up_for_by_what_programs_show(names: str
                 call.output_tokens = work // width
             for call in calls:
                 policy.leave(call)
-            policy.program_ended(program)
+            policy.on_event(ProgramEnded(program))
     decide(policy)
 
     def arrive(key: str, fingerprint: str, number: int, width: int) -> None:
@@ -258,7 +259,7 @@ def test_a_fingerprint_that_comes_once_changes_nothing(policy: Auto) -> None:
         policy.start(call, 0.0)
         call.output_tokens = work
         policy.leave(call)
-        policy.program_ended(program)
+        policy.on_event(ProgramEnded(program))
     end(policy, "long", *[5000, 5500, 6000] * 4)
     waiting(policy, "long", 0, 100)
     policy.arrive(

@@ -23,6 +23,7 @@ from weft.core.policies.fair import EPOCH_S, PATIENCE_S
 from weft.core.policies.queues.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import CREDIT_CALLS
 from weft.core.policies.service.remaining import LearnedRemaining
+from weft.core.policies.view import ProgramEnded
 from weft.core.sim import SimSettings, simulate
 from weft.core.trace.workloads import generate, poisson
 
@@ -131,7 +132,7 @@ class Engine:
         self.running.remove(call)
         call.output_tokens = 256
         self.policy.leave(call)
-        self.policy.program_ended(call.program)
+        self.policy.on_event(ProgramEnded(call.program))
         self.served[call.program.tenant or ""] += 1
 
 
@@ -303,7 +304,7 @@ class FairMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         call = data.draw(st.sampled_from(list(self.engine.policy.waiting)[:5]))
         self.engine.policy.leave(call)
-        self.engine.policy.program_ended(call.program)
+        self.engine.policy.on_event(ProgramEnded(call.program))
 
     @rule(steps=st.integers(1, 60), seconds=st.sampled_from([0.0, 0.02, 0.3, 1.0]), seed=st.integers(0, 99))
     def serve(self, steps: int, seconds: float, seed: int) -> None:

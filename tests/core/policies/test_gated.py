@@ -15,6 +15,7 @@ from weft.core.errors import PolicyError
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, StepCosts
 from weft.core.policies.gate.admission_gate import FILL
 from weft.core.policies.gate.gated import Gated
+from weft.core.policies.view import KvSize, ProgramEnded
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.01, slots=16)
@@ -24,8 +25,8 @@ def gated(name: str = "fcfs", kv_tokens: float = 1000, **parameters: object) -> 
     """A policy behind a gate, for a KV cache of 1000 tokens: 920 for programs that open, 10 s until idle ones close."""
     policy = PolicyConfig(name, gate=True, **parameters).make()
     assert isinstance(policy, Gated)
-    policy.use_costs(COSTS)
-    policy.use_kv(kv_tokens)
+    policy.on_event(COSTS)
+    policy.on_event(KvSize(kv_tokens))
     return policy
 
 
@@ -116,7 +117,7 @@ def test_the_end_of_a_program_makes_room() -> None:
     first = arrive(policy, "a", 800)
     arrive(policy, "b", 800, 1.0)
     run(policy, first, 10, 2.0)
-    policy.program_ended(first.program)
+    policy.on_event(ProgramEnded(first.program))
     policy.decide(2.0)
     assert (passing(policy), held(policy)) == (["b"], [])
 
@@ -189,7 +190,7 @@ def test_programs_that_are_alike_keep_their_places_by_arrival() -> None:
     for number in range(12):
         call = arrive(policy, f"p{number}", 1, 0.0, ProgramView(f"p{number}", "alike", arrival_s=0.0))
         run(policy, call, 1000, 0.0)
-        policy.program_ended(call.program)
+        policy.on_event(ProgramEnded(call.program))
     for _ in range(5):
         policy.decide(1.0)
     early = arrive(policy, "early", 450, 2.0, ProgramView("early", "alike", arrival_s=2.0))
@@ -216,7 +217,7 @@ def loop(
         call.cached_tokens = context
         run(policy, call, output, now_s)
         context += result + output
-    policy.program_ended(program)
+    policy.on_event(ProgramEnded(program))
     policy.decide(now_s)
     return program
 
@@ -261,13 +262,13 @@ def test_an_idle_program_keeps_its_place_for_as_long_as_its_kind_takes_to_return
     for number in range(8):  # nobody has reported their ends
         gone = ProgramView(f"gone{number}", "quick", arrival_s=0.0)
         run(policy, arrive(policy, f"g{number}", 10, 0.0, gone), 1, 0.0)
-        policy.program_forgotten(gone)
+        policy.on_event(ProgramEnded(gone, is_known=False))
     for name, kept_s in (("quick", 2.0), ("slow", 0.0), ("unknown", 10.0)):
         program = ProgramView(name, name, arrival_s=1000.0)
         call = arrive(policy, name, 10, 1000.0, program)
         run(policy, call, 1, 1000.0)
         assert policy.gate[program].keep_until_s - 1000.0 == pytest.approx(kept_s)
-        policy.program_ended(program)
+        policy.on_event(ProgramEnded(program))
 
 
 def test_where_nobody_tells_of_ends_idle_programs_make_way_sooner() -> None:
@@ -320,7 +321,7 @@ def test_programs_do_not_take_turns_at_each_decision_where_prompts_seem_to_take_
     """The costs of an engine whose steps are alike may have no time for prompts. A program that is held back waits for
     a minute all the same, before it gets the place of another one."""
     policy = gated()
-    policy.use_costs(StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.0, slots=16))
+    policy.on_event(StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.0, slots=16))
     first, last = arrive(policy, "a", 800), arrive(policy, "b", 800)
     policy.start(first, 0.0)
     for now_s in (0.0, 1.0, 59.0):
@@ -477,7 +478,7 @@ class GateMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         """A program ends; calls of it may be left, which are aborted later."""
-        self.policy.program_ended(self.programs.pop(data.draw(st.integers(0, len(self.programs) - 1))))
+        self.policy.on_event(ProgramEnded(self.programs.pop(data.draw(st.integers(0, len(self.programs) - 1)))))
 
     @rule(seconds=st.floats(0, 40))
     def decide(self, seconds: float) -> None:
@@ -509,7 +510,7 @@ class GateMachine(RuleBasedStateMachine):
             del self.calls[call]
             self.policy.leave(call)
         for view in self.programs:
-            self.policy.program_ended(view)
+            self.policy.on_event(ProgramEnded(view))
         assert not self.policy.held
         assert list(self.policy.gate) == []
         assert self.policy.gate.used_tokens == 0

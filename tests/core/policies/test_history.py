@@ -14,7 +14,7 @@ from weft.core.errors import HistoryError
 from weft.core.policies import Learned, PolicyConfig, ProgramView
 from weft.core.policies.gate.gated import Gated
 from weft.core.policies.history import KEPT, MOST_CLASSES, History, ProgramEnd
-from weft.core.policies.view import Call
+from weft.core.policies.view import Call, ProgramEnded
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8)
 ENDS = st.builds(ProgramEnd, st.none() | NAMES, NAMES, st.integers(1, 10**9), st.booleans())
@@ -116,7 +116,7 @@ def run(policy: Learned, name: str, work: int, *, is_known: bool = True) -> None
     policy.start(call, 0.0)
     call.output_tokens = work
     policy.leave(call)
-    (policy.program_ended if is_known else policy.program_forgotten)(program)
+    policy.on_event(ProgramEnded(program, is_known))
 
 
 def test_a_policy_reports_each_end_once(policy: Learned) -> None:
@@ -141,7 +141,7 @@ def test_a_policy_with_a_history_knows_its_classes_at_once(policy: Learned, gate
         history.add(end)
     later = PolicyConfig("auto", gate=gate).make()
     assert later.learns
-    later.learn(history)
+    later.on_event(history)
     later.decide(0.0)
     later.decide(0.0)
     assert {row.name: row.branch for row in later.classes()} == {"alike": Branch.ALIKE, "varied": Branch.VARIED}

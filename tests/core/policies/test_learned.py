@@ -10,6 +10,7 @@ import pytest
 from weft.core.policies import Call, Learned, PolicyConfig, ProgramView, StepCosts
 from weft.core.policies.service.boost import BATCHES, BOOST
 from weft.core.policies.service.distribution import AGES
+from weft.core.policies.view import ProgramEnded
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots=16)  # ω = 0.5, 1 ms a token
 
@@ -21,7 +22,7 @@ class Driver:
         policy = PolicyConfig("learned").make()
         assert isinstance(policy, Learned)
         self.policy = policy
-        self.policy.use_costs(COSTS)
+        self.policy.on_event(COSTS)
         self.now_s = 0.0
         self._numbers = itertools.count()
 
@@ -55,7 +56,7 @@ class Driver:
             call = self.call(program)
             self.serve(call, work)
             self.policy.leave(call)
-            self.policy.program_ended(program)
+            self.policy.on_event(ProgramEnded(program))
         self.decide()
 
     def wait(self, seconds: float) -> bool:
@@ -205,7 +206,7 @@ def test_a_prompt_token_counts_less(driver: Driver) -> None:
     call = driver.call(program)
     driver.serve(call, 100, prompt_tokens=400)
     driver.policy.leave(call)
-    (known,) = [live for live in driver.policy.live_programs() if live.view is program]
+    (known,) = [live for live in driver.policy.book.programs.values() if live.view is program]
     assert known.age == 300
 
 
@@ -244,7 +245,7 @@ def test_a_preempted_call_has_aged(driver: Driver) -> None:
     call = driver.call(program)
     driver.serve(call, 5)
     driver.policy.preempt(call, driver.now_s)
-    (known,) = driver.policy.live_programs()
+    (known,) = driver.policy.book.programs.values()
     assert known.age == 5
 
 
@@ -264,11 +265,11 @@ def test_nothing_is_kept_of_ended_programs(driver: Driver) -> None:
     program = driver.program("a")
     call = driver.call(program)
     driver.serve(call, 3)
-    driver.policy.program_ended(program)
+    driver.policy.on_event(ProgramEnded(program))
     driver.serve(call, 20)
     driver.policy.leave(call)
     driver.decide()
-    assert list(driver.policy.live_programs()) == []
+    assert list(driver.policy.book.programs.values()) == []
     assert driver.policy.next_change_s() == float("inf")
     assert len(driver.policy.waiting) == 0
 
@@ -281,10 +282,10 @@ def test_a_forgotten_program_is_no_end(driver: Driver) -> None:
     driver.run("ends", *[1200] * 40)
     for call in driver.aged("stays", *[1200] * 40):
         driver.policy.leave(call)
-        driver.policy.program_forgotten(call.program)
+        driver.policy.on_event(ProgramEnded(call.program, is_known=False))
     driver.now_s += 60  # the next refit
     driver.aged("ends", 0)
     driver.aged("stays", 0)
-    ends, stays = (program.ranked_by for program in driver.policy.live_programs())
+    ends, stays = (program.ranked_by for program in driver.policy.book.programs.values())
     assert (ends.ended, stays.ended) == (58, 18)
     assert stays.remaining[0] > 1.5 * ends.remaining[0]

@@ -10,6 +10,7 @@ import pytest
 from weft.core.accounts import Account, Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy, ProgramView
+from weft.core.policies.view import ProgramChanged
 
 BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and no end
 
@@ -245,7 +246,7 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
     call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
-    policy.program_changed(call.program)
+    policy.on_event(ProgramChanged(call.program))
     assert policy.promote(0.999) == []
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
 
@@ -256,7 +257,7 @@ def test_a_wide_program_does_not_starve_by_a_branch_that_waited_and_was_not_serv
     call = arrived(policy, service_s=4.0)
     call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
     call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0, wait_s=2.0))
-    policy.program_changed(call.program)
+    policy.on_event(ProgramChanged(call.program))
     assert policy.promote(13.999) == []
     assert policy.promote(14.0) == [call]
 
@@ -266,7 +267,7 @@ def test_a_siblings_service_delays_promotion() -> None:
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0))
-    policy.program_changed(call.program)
+    policy.on_event(ProgramChanged(call.program))
     assert policy.promote(15.999) == []
     assert policy.promote(16.0) == [call]
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.accounts import Account
 from weft.core.policies import Atlas, Call, MultilevelPolicy, Plas, ProgramView
+from weft.core.policies.view import ProgramChanged
 
 # -- any sequence of events
 
@@ -158,7 +159,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.leave(each.call)
         self.calls.remove(each)
         each.program.attained.fold(each.inherited, Account(each.all_service_s, each.all_wait_s))
-        self.policy.program_changed(each.program)
+        self.policy.on_event(ProgramChanged(each.program))
 
     @rule()
     def promote(self) -> None:

@@ -52,10 +52,8 @@ class ByKey(Fcfs):
     def from_parameters(cls, parameters: Any) -> ByKey:
         return cls(parameters.reverse)
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        super().arrive(call, now_s)
-        call.rank = Rank(0, -ord(call.key) if self.reverse else ord(call.key))
-        self.waiting.update(call)
+    def rank(self, call: Call, now_s: float) -> Rank:
+        return Rank(0, -ord(call.key) if self.reverse else ord(call.key))
 
 
 @pytest.mark.usefixtures("restored")

@@ -20,14 +20,8 @@ class ResponseRatio(Policy):
 
     name = "ratio"
 
-    def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = Rank(0, 0.0)
-        call.waiting_since_s = now_s
-        self.waiting.push(call)
-
-    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
+    def rank(self, call: Call, now_s: float) -> Rank:
+        return Rank(0, 0.0)
 
     def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
         for call in list(self.waiting):

@@ -16,6 +16,8 @@ import pytest
 from weft.core.ids import ProgramId
 from weft.core.policies import PolicyConfig, StepCosts
 from weft.core.policies.gate.gated import Gated
+from weft.core.policies.policy import Policy, PolicyEvent
+from weft.core.policies.view import KvSize
 from weft.core.prediction.reuse import ReusedPart
 from weft.core.sim import SimResult, SimSettings, StepTime, TraceCall, TraceProgram, simulate
 
@@ -110,6 +112,16 @@ def sent_with_calls(program: TraceProgram, now_s: float) -> dict[str, Any]:
     }
 
 
+def _know_costs(policy: Policy) -> None:
+    """Tell a policy the costs that the simulator knows. The fit of an engine is not exact."""
+    on_event = policy.on_event
+
+    def tell(event: PolicyEvent) -> None:
+        on_event(replace(STEP_COSTS, slots=event.slots) if isinstance(event, StepCosts) else event)
+
+    setattr(policy, "on_event", tell)  # noqa: B010
+
+
 def schedule(
     programs: list[TraceProgram], config: dict[str, Any], folder: Path, **settings: Any
 ) -> tuple[list[set[str]], float, int]:
@@ -124,9 +136,7 @@ def schedule(
 
     harness = SchedulerHarness(folder, config, **{"slots": SLOTS, "batched_tokens": 1024, **settings})
     policy = harness.scheduler.weft_policy
-    use_costs = policy.use_costs
-    # The fit is not exact; the simulator knows the costs.
-    setattr(policy, "use_costs", lambda fitted: use_costs(replace(STEP_COSTS, slots=fitted.slots)))  # noqa: B010
+    _know_costs(policy)
     begin_s = harness.clock()
     sequence = itertools.count()
     arrivals: list[tuple[float, int, str, TraceCall | None]] = []  # heap; None: the program arrives
@@ -227,8 +237,12 @@ def test_a_gate_holds_back_the_same_calls(
     """Behind the gate, for five random workloads of conversations, simulator and plugin agree in every step. The gate
     is told of a KV cache that is too small for all. The real ones are larger, because vLLM counts in blocks. Calls that
     use a part of a context teach the gate to count no more of it."""
-    use_kv, part_of = Gated.use_kv, ReusedPart.part
-    monkeypatch.setattr(Gated, "use_kv", lambda gated, _tokens: use_kv(gated, GATE_TOKENS))
+    on_event, part_of = Gated.on_event, ReusedPart.part
+
+    def tell(gated: Gated, event: PolicyEvent) -> None:
+        on_event(gated, KvSize(GATE_TOKENS) if isinstance(event, KvSize) else event)
+
+    monkeypatch.setattr(Gated, "on_event", tell)
     parts: list[float] = []
     monkeypatch.setattr(ReusedPart, "part", lambda self, name: parts.append(part_of(self, name)) or parts[-1])
     from scheduler_harness import BLOCK_TOKENS

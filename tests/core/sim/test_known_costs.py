@@ -6,6 +6,7 @@ import math
 
 from weft.core.policies import StepCosts
 from weft.core.policies.fcfs import Fcfs
+from weft.core.policies.policy import PolicyEvent
 from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim import StepTime
 from weft.core.sim.charges import KnownCosts
@@ -16,8 +17,9 @@ class _Told(Fcfs):
         super().__init__()
         self.costs: list[StepCosts] = []
 
-    def use_costs(self, costs: StepCosts) -> None:
-        self.costs.append(costs)
+    def on_event(self, event: PolicyEvent) -> None:
+        if isinstance(event, StepCosts):
+            self.costs.append(event)
 
 
 def test_a_policy_is_told_as_often_as_on_an_engine() -> None:

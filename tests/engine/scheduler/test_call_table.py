@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from weft.core.accounts import Attained
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.policies import Fcfs, ProgramView
+from weft.core.policies import Fcfs, PolicyEvent, ProgramEnded, ProgramView
 from weft.core.process_rows import CallIdentity
 from weft.engine.wire.call_header import CallHeader, program_of_request
 
@@ -28,8 +28,9 @@ class Listening(Fcfs):
         super().__init__()
         self.ended: list[str] = []
 
-    def program_ended(self, program: ProgramView) -> None:
-        self.ended.append(program.program_id)
+    def on_event(self, event: PolicyEvent) -> None:
+        if isinstance(event, ProgramEnded):
+            self.ended.append(event.program.program_id)
 
 
 def header(program: str, call: str = "c", **more: object) -> CallHeader:

@@ -174,10 +174,10 @@ def test_a_program_that_falls_silent_is_forgotten(make: Make) -> None:
     h.clock.advance(599.0)
     h.add("b1", program_id="b", program_name="n", max_tokens=2)
     h.run()
-    assert [program.view.program_id for program in policy.live_programs()] == ["a", "b"]
+    assert [program.view.program_id for program in policy.book.programs.values()] == ["a", "b"]
     h.clock.advance(2.0)
     h.add("c1", program_id="c", program_name="n", max_tokens=2)
-    live = list(policy.live_programs())
+    live = list(policy.book.programs.values())
     assert [program.view.program_id for program in live] == ["b", "c"]
     assert (live[0].ranked_by.ended, list(live[0].ranked_by.forgotten)) == (0, [pytest.approx(2, abs=1)])
     h.run()
@@ -191,7 +191,7 @@ def test_an_abandoned_program_is_no_sample(make: Make, kind: str, ended: int) ->
         h.add(f"{program}1", program_id=program, program_name="n", max_tokens=2)
     h.run()
     assert h.scheduler({"type": "programs_ended", kind: ["a"]}) == {"ended": 1}
-    (live,) = h.scheduler.weft_policy.live_programs()
+    (live,) = h.scheduler.weft_policy.book.programs.values()
     assert (live.view.program_id, live.ranked_by.ended) == ("b", ended)
 
 

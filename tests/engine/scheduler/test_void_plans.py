@@ -58,7 +58,7 @@ VOIDING: dict[str, Callable[[Any], Any]] = {
     "reset that fails because calls run": lambda h: h.scheduler.reset_prefix_cache(),
     "reset of host memory": lambda h: h.scheduler.reset_connector_cache(),
     "memory lost": lose_memory,
-    "other policy": lambda h: h.scheduler._swap.use_policy(h.scheduler._kv_policy.make()),
+    "other policy": lambda h: h.scheduler._swap.use_policy(h.scheduler._config.kv_policy.make()),
 }
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.policies import Atlas, Call, Mlfq, ProgramView, Rank, StepTokens
+from weft.core.policies.view import ProgramChanged
 
 
 def prompt(order: int) -> Call:
@@ -115,6 +116,6 @@ def test_a_siblings_service_delays_the_promotion_of_a_call_without_tokens() -> N
     policy.start(call, 0.0)
     policy.stall(call, 0.0)
     call.program.attained.service_s = 5.0
-    policy.program_changed(call.program)
+    policy.on_event(ProgramChanged(call.program))
     assert policy.promote(9.999) == []
     assert policy.promote(10.0) == [call]
