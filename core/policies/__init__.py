@@ -10,13 +10,12 @@ from typing import Final
 from weft.core.policies.auto import Auto as Auto
 from weft.core.policies.config import DEFAULT_POLICY as DEFAULT_POLICY
 from weft.core.policies.config import PolicyConfig as PolicyConfig
-from weft.core.policies.fair import Fair as Fair
+from weft.core.policies.fair_shares.fair import Fair as Fair
 from weft.core.policies.fcfs import Fcfs as Fcfs
 from weft.core.policies.learned import Learned as Learned
 from weft.core.policies.oracles import Srpt as Srpt
 from weft.core.policies.papers.astraea import Astraea as Astraea
 from weft.core.policies.papers.multilevel import DEFAULT_BETA as DEFAULT_BETA
-from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
 from weft.core.policies.papers.multilevel import Atlas as Atlas
 from weft.core.policies.papers.multilevel import Mlfq as Mlfq
 from weft.core.policies.papers.multilevel import MultilevelPolicy as MultilevelPolicy
@@ -24,6 +23,7 @@ from weft.core.policies.papers.multilevel import Plas as Plas
 from weft.core.policies.papers.round_robin import RoundRobin as RoundRobin
 from weft.core.policies.policy import Policy as Policy
 from weft.core.policies.policy import PolicyEvent as PolicyEvent
+from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
 from weft.core.policies.registry import register as register
 from weft.core.policies.registry import registration as registration
 from weft.core.policies.registry import registrations as registrations

@@ -15,9 +15,7 @@ from typing import Any
 from weft.core.class_rows import Branch
 from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import Learned
-from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S
-from weft.core.policies.policy import PolicyEvent
-from weft.core.policies.queues.calibration import BoundsCalibration
+from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S, BoundsCalibration
 from weft.core.policies.registry import register
 from weft.core.policies.service.boost import UNKNOWN_TOKENS
 from weft.core.policies.service.class_book import ANY_NAME, OpenProgramWork
@@ -56,12 +54,14 @@ class Auto(Learned):
     def is_gated(cls, parameters: Any) -> bool:
         return True
 
-    def on_event(self, event: PolicyEvent) -> None:
-        if isinstance(event, ModelHistory):
-            self._has_several_names |= len(event) > 0
-        super().on_event(event)
-        if isinstance(event, StepCosts) and not self._is_calibrated:
+    def _use_costs(self, costs: StepCosts) -> None:
+        super()._use_costs(costs)
+        if not self._is_calibrated:
             self._set_queues(self._first_bounds())
+
+    def _learn(self, past: ModelHistory) -> None:
+        self._has_several_names |= len(past) > 0
+        super()._learn(past)
 
     def leave(self, call: Call) -> None:
         super().leave(call)

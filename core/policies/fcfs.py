@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Self
 
-from weft.core.policies.papers.multilevel import MultilevelPolicy
 from weft.core.policies.policy import Policy
 from weft.core.policies.registry import register
 from weft.core.policies.view import Call, Rank
 
 
 @register("fcfs", "first come, first served: vLLM's own order")
-class Fcfs(MultilevelPolicy):
+class Fcfs(Policy):
     """One queue, no quantum, no promotion, no preemption."""
 
     ranks_follow_prompts = False
     preempts = False  # a running call stays, even when an earlier call becomes ready after it
 
     def __init__(self) -> None:
-        super().__init__(bounds_s=(), beta=None)
+        super().__init__()
+        self._order = itertools.count()
 
-    @classmethod
-    def from_parameters(cls, parameters: Any) -> Self:
-        del parameters
-        return cls()
+    def rank(self, call: Call, now_s: float) -> Rank:
+        del call, now_s
+        return Rank(0, next(self._order))
 
 
 @register("priority", "first come, first served by program: a program's calls go before those of later ones")

@@ -118,10 +118,18 @@ class Learned(Policy):
             case ProgramEnded(view, is_known):
                 self._end(view, is_known=is_known)
             case StepCosts():
-                self.costs = event  # a program's rank follows when it is ranked again
-            case ModelHistory():  # a thousand classes take some 0.3 s, once
-                for each in self.book.precede(event):
-                    self._fit(each)
+                self._use_costs(event)
+            case ModelHistory():
+                self._learn(event)
+
+    def _use_costs(self, costs: StepCosts) -> None:
+        """Weigh prompt tokens by new costs. A program's rank follows when it is ranked again."""
+        self.costs = costs
+
+    def _learn(self, past: ModelHistory) -> None:
+        """Begin with the work of programs of earlier runs. A thousand classes take some 0.3 s, once."""
+        for each in self.book.precede(past):
+            self._fit(each)
 
     def _end(self, view: ProgramView, *, is_known: bool) -> None:
         """A program is gone. If it still has calls, they are being aborted."""

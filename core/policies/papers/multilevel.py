@@ -10,18 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from weft.core.errors import PolicyError
+from weft.core.policies.papers.starvation import Starvation
 from weft.core.policies.policy import Policy, PolicyEvent
-from weft.core.policies.queues.calibration import BoundsCalibration
-from weft.core.policies.queues.starvation import Starvation
+from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S, BoundsCalibration
 from weft.core.policies.registry import register
 from weft.core.policies.view import Call, ProgramChanged, Rank
 from weft.core.registries import check_number
 
-# Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
-# while they run, and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
-# 0.5 s each call was preempted once. Bounds that double tell programs apart over a wide range. The last of the five
-# queues is first come, first served. With seven queues, its bound was so large that all long programs ended late.
-DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0)
 DEFAULT_BETA: Final = 8.0
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S, MultilevelPolicy, check_parameters
+from weft.core.policies.papers.multilevel import MultilevelPolicy, check_parameters
+from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S
 from weft.core.policies.registry import register
 
 

@@ -1,1 +1,1 @@
-"""Queues of waiting calls, the bounds between queues, anti-starvation, and counts of each queue."""
+"""Queues of waiting calls, the bounds between queues, and counts of each queue."""

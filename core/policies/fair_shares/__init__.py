@@ -1,0 +1,1 @@
+"""`fair`: shares of tenants over another policy."""
