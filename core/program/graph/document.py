@@ -104,11 +104,9 @@ def _folded(data: dict[str, Any] | None) -> FoldedCalls:
 
 
 def _account(data: dict[str, Any]) -> Account:
-    # Weft wrote no fetched tokens before it had them.
-    found = {"fetched_tokens": 0} | data
     pairs = data.get("waits", [])[:MOST_WAITS]
     waits = tuple((_typed(start_s, float, int), _typed(length_s, float, int)) for start_s, length_s in pairs)
-    return Account(**{name: _typed(found[name], float, int) for name in _SUMS}, waits=waits)
+    return Account(**{name: _typed(data[name], float, int) for name in _SUMS}, waits=waits)
 
 
 def _sums(account: Account) -> dict[str, Any]:
