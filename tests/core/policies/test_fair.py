@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -354,6 +354,7 @@ class FairMachine(RuleBasedStateMachine):
 
 
 TestFairMachine = FairMachine.TestCase
+TestFairMachine.settings = settings(max_examples=60, stateful_step_count=30)  # one rule serves up to 60 steps
 
 
 @pytest.mark.parametrize(
