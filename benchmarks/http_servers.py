@@ -61,10 +61,10 @@ def vllm_server(model: Path, capacity: Capacity, log: Path, weft: dict[str, str]
 
 
 @contextmanager
-def weft_server(model: Path, capacity: Capacity, log: Path) -> Iterator[str]:
-    """`weft serve` with its default policy, which is stopped at the end; yields its address."""
+def weft_server(model: Path, capacity: Capacity, log: Path, *more: str) -> Iterator[str]:
+    """`weft serve` with its default policy and more options, which is stopped at the end; yields its address."""
     port = free_port()
-    command = [sys.executable, "-m", "weft", "serve", str(model), *_options(capacity, port)]
+    command = [sys.executable, "-m", "weft", "serve", str(model), *_options(capacity, port), *more]
     with _running(command, f"http://127.0.0.1:{port}", log) as address:
         yield address
 
