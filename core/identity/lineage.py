@@ -1,42 +1,15 @@
 """Finds the program of a request that carries no id, by the messages that it continues.
 
-A conversation after an answer is a *state*: the prompt's messages and the answer, as one digest. A request whose
-messages begin with a state continues the program that reached it, or forks from it: a sub-agent that quotes the
-conversation, or a turn that was edited. If several programs with the same words reached it, the connection tells which
-one goes on: its latest one, if that got the answer by it, and if no other one that did has still to go on. A connection
-that carries programs in turns tells nothing. Then the request may be each of theirs, and so it begins a program.
-
-A request may quote an answer after the state that was never given, because its client changed the answer or left its
-stream. It belongs to the program that has gone on from the state with the messages before that answer. If there is no
-such program, the answers came from another server, and the request is no fork.
-
-Some clients write the answer into their history with more behind it: ReAct agents add what they observed, others write
-tool calls as text. So a prompt is noted with its answers' texts and the ids of their calls. A request whose latest
-answer follows a known prompt, and begins with such a text or has such an id, belongs to that program.
-
-Some clients change the system prompt from call to call, with the time for example. So a conversation is also noted
-without it, and found by that if only one program ever reached it, and if nothing else says which program it is.
-
-Some clients shorten their history: they drop the oldest messages, or put a summary in their place. So each answer is
-also noted with the message before it, as an *exchange*; system messages do not count. A request whose messages are no
-known conversation belongs to the program that had its latest exchange. If several programs had that one, the exchange
-before it decides. An exchange that was never had ends the search, because the answers before it may be anybody's.
-
-Some agents hand a text to another one, which starts without their history: the model writes it as an argument of a tool
-call, or as its answer, and it comes back as a user's message. A request without answers belongs to the program whose
-model wrote one of its messages, if no other program's model wrote the same. Only long texts count, and no text that the
-model was told itself.
-
-A correlation id joins a request to the program of an earlier one that had it. Many clients draw a new one for each
-request, so a new one says nothing.
-
-All digests begin with the scope of the request's API key, so no key finds another one's programs.
+`docs/explanation/lineage.md` has the rules, in their order. A conversation after an answer is a *state*. An answer with
+the message before it is an *exchange*. All digests begin with the scope of the request's API key, so no key finds
+another one's programs.
 
 `conversations.py` makes the digests, `states.py` follows states, and `recent.py` is the memory that forgets.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -46,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, values_in, without_system
+from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     LONG_BYTES,
     NEW_BYTES,
@@ -67,7 +41,7 @@ from weft.core.identity.items import Digest, Item, digest_of
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
-from weft.core.identity.sources import Evidence, Identity, Source
+from weft.core.identity.sources import Described, Evidence, Identity, Source
 from weft.core.identity.states import SEVERAL, State, continued, go_on, longest, owner_by_connection, reached
 from weft.core.ids import IdSource, ProgramId
 
@@ -76,6 +50,7 @@ _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt
+_MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
 _POOLED_REQUESTS: Final = 1_000  # for which one connection with programs in turns counts
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
@@ -115,10 +90,18 @@ class _Given(NamedTuple):
     handed: tuple[Digest, ...]  # the short texts in it, which may become another agent's task until it returns
 
 
+class _Task(NamedTuple):
+    """A text that a model handed to an agent."""
+
+    program_id: ProgramId
+    kind: str  # of the agent; "" if the call does not say
+
+
 class _System(NamedTuple):
     """A system prompt."""
 
     text: bytes  # folded
+    of_agent: Sample  # the same without digits, such as those of a clock
     values: Values  # its pieces
     sample: Sample
     is_whole: bool  # it was short enough for all of it
@@ -181,7 +164,8 @@ class Lineage:
         self._written: Index[GivenAnswer] = Index()
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
-        self._handed: Recent[ProgramId] = Recent(most_states)  # texts of calls that have not returned
+        self._handed: Recent[_Task] = Recent(most_states)  # texts of calls that have not returned
+        self._agents: Recent[list[tuple[Sample, str]]] = Recent(most_states, len)  # of a program: system prompt, kind
         self._told = Told()
         self._unknown: Recent[ProgramId] = Recent(
             most_states
@@ -195,7 +179,7 @@ class Lineage:
 
     def __len__(self) -> int:
         conversations = len(self._states) + len(self._given) + len(self._calls)
-        texts = len(self._answers) + len(self._prompts) + len(self._handed)
+        texts = len(self._answers) + len(self._prompts) + len(self._handed) + len(self._agents)
         return conversations + texts + len(self._traces) + len(self._peers) + len(self._responses)
 
     def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str = "") -> Placed:
@@ -215,10 +199,12 @@ class Lineage:
         )
         found = self._known(evidence, asked)
         told = self._new(asked, said.items[found.known :])
+        task = None
         if found.program_id is None and not found.is_doubtful:
             others = [item for item in said.items if not is_answer(item)]
             searched = self._new(asked, others) if found.is_mixed else told
-            found = _Found(Source.LINEAGE, self._by_text(asked, searched))
+            task = self._task(asked, searched.items)
+            found = _Found(Source.LINEAGE, task.program_id if task else self._by_text(asked, searched))
         source, program_id = found.source, found.program_id
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
@@ -232,22 +218,12 @@ class Lineage:
             self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
         if peer:
             self._note_peer(asked, program_id, is_known=source is not Source.NEW)
-        identity = Identity(
-            source,
-            program_id,
-            session_id=evidence.session_id,
-            program_name=evidence.program_name,
-            tenant=evidence.tenant,
-            label=evidence.label,
-            # Without messages and other evidence no later request can be known to continue it.
-            ends=evidence.ends
-            or (
-                not said.items
-                and source is Source.NEW
-                and evidence.trace_id is None
-                and evidence.correlation_id is None
-            ),
-        )
+        agent, kind = self._agent(asked, program_id, task.kind if task else "")
+        # Without messages and other evidence no later request can be known to continue it.
+        is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
+        fields = {each.name: getattr(evidence, each.name) for each in dataclasses.fields(Described)}
+        fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
+        identity = Identity(source, program_id, agent=agent, **fields)
         place = _question_before(said.items, len(said.items))
         question = None
         if place >= 0:
@@ -401,13 +377,30 @@ class Lineage:
         values = pieces_of(text)
         return _Told(items, text, values, keys_of(asked.scope, values), is_whole)
 
+    def _task(self, asked: _Asked, told: list[Item]) -> _Task | None:
+        """What a request has from a model that hands it to an agent; None: nothing."""
+        for text in (text for item in reversed(told) if item[:2] == ("message", "user") for text in texts_of(item)):
+            found = self._handed.get(asked.scope, asked.key("handed", text))
+            if found is not None and found.program_id != SEVERAL and self._is_open(found.program_id):
+                return found
+        return None
+
+    def _agent(self, asked: _Asked, program_id: ProgramId, kind: str) -> tuple[int, str]:
+        """The number of an agent in its program, by its system prompt, and its kind. `kind` is what the call says that
+        has started it."""
+        key, system = digest_of(b"agents", program_id), asked.system.of_agent
+        agents = self._agents.get(asked.scope, key) or []
+        count = len(agents)
+        number = next((at for at, each in enumerate(agents) if each[0].is_nearly(system)), min(count, _MOST_AGENTS - 1))
+        kind = kind or (agents[number][1] if number < count else "")
+        agents[number : number + 1] = [(system, kind)]
+        if not count:
+            self._agents.put(asked.scope, key, agents)
+        self._agents.grow(asked.scope, len(agents) - max(1, count))
+        return number, kind
+
     def _by_text(self, asked: _Asked, told: _Told) -> ProgramId | None:
         """The program whose model wrote a text of a request."""
-        for item in reversed(told.items):
-            if item[:2] == ("message", "user"):
-                found = self._handed.get(asked.scope, asked.key("handed", *texts_of(item)))
-                if found not in (None, SEVERAL) and self._is_open(found):
-                    return found
         keys = set(told.keys)
         prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
         found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
@@ -514,14 +507,16 @@ class Lineage:
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
-        handed = []
+        handed, (kind, _text) = [], task_in(item)
         for text in arguments_of(item):
             if len(text) < SHORT_BYTES:
                 continue
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
             if not self._is_told(scope, text, said):
                 handed.append(digest_of(start, "handed", text))
-                _note_owner(self._handed, scope, handed[-1], program_id)
+                task = self._handed.get(scope, handed[-1])
+                owner = program_id if task is None or task.program_id == program_id else SEVERAL
+                self._handed.put(scope, handed[-1], _Task(owner, kind))
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
@@ -568,7 +563,7 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
 
 def _system_of(texts: tuple[str, ...]) -> _System:
     text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
-    return _System(text, pieces_of(text), sample_of(text), is_whole)
+    return _System(text, sample_of(text.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
 
 
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
@@ -622,9 +617,3 @@ def _parts_of(answer: list[Item]) -> Parts:
     ]
     lines = (line for text in texts for line in (values_in(text) or text.splitlines()))
     return Parts(*(tuple(filter(None, map(folded, each))) for each in (texts, lines)))
-
-
-def _note_owner(owners: Recent[ProgramId], scope: str, digest: Digest, program_id: ProgramId) -> None:
-    """Note that a program had what a digest stands for."""
-    known = owners.get(scope, digest)
-    owners.put(scope, digest, program_id if known in (None, program_id) else SEVERAL)

@@ -23,13 +23,6 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!
 _SESSION_OF_USER: Final = re.compile(r"_session_([0-9a-fA-F-]{36})$")  # Claude Code's older form
 
 
-class Found(NamedTuple):
-    """A value of a request, and the name of what carried it."""
-
-    name: str
-    value: object
-
-
 def foreign_id(value: object) -> str | None:
     """Return an id that another system made, or None if it is malformed.
 
@@ -131,16 +124,10 @@ class Source(StrEnum):
     NEW = "new"  # nothing: the request begins a program
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a request says of its program. Its programs' and its session's ids are in the scope of the API key."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a request says in addition. Its ids are in the scope of the API key."""
 
-    source: Source
-    program_id: ProgramId
-    thread_id: ThreadId | None = None
-    parent_thread_id: ThreadId | None = None
-    parent_program_id: ProgramId | None = None  # the program that started this one
-    starter_id: ProgramId | None = None  # the session that started this one, of which it is a thread; see `Families`
     session_id: SessionId | None = None
     program_name: str | None = None
     tenant: str | None = None
@@ -150,19 +137,26 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Identity(Described):
+    """What a request says of its program."""
+
+    source: Source
+    program_id: ProgramId
+    thread_id: ThreadId | None = None
+    parent_thread_id: ThreadId | None = None
+    parent_program_id: ProgramId | None = None  # the program that started this one
+    starter_id: ProgramId | None = None  # the session that started this one, of which it is a thread; see `Families`
+    agent: int = 0  # where the client names no thread: which of the program's agents makes the call, as they came
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(Described):
     """What a request carries that says less than an id: with it, lineage finds the program."""
 
     previous_response_id: str | None = None
     correlation_id: str | None = None  # of a session with AIPerf, of each request with others, so it only joins
     trace_id: str | None = None
     prompt_cache_key: str | None = None  # clients that share a prefix share it, so it separates programs and joins none
-    program_name: str | None = None
-    tenant: str | None = None
-    session_id: SessionId | None = None
-    label: str | None = None
-    ends: bool = False
-    flow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +166,17 @@ class _Request:
     arguments: Mapping[str, Any]  # `vllm_xargs`
 
 
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    program: Found
-    thread: Found | None = None
-    parent_thread: Found | None = None
-    parent_program: Found | None = None
-    starter: Found | None = None
+class _Ids(NamedTuple):
+    """What a source says, checked by nobody yet."""
+
+    program: object
+    thread: object = None
+    parent_thread: object = None
+    parent_program: object = None
+    starter: object = None
+
+
+_Finder = Callable[[_Request], Iterator[_Ids]]
 
 
 def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Identity | Evidence:
@@ -220,31 +218,24 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
         )
     for source, find in _SOURCES:
         for ids in find(request):
-            found = foreign_id(ids.program.value)
+            found, thread, parent_thread, parent, starter = map(foreign_id, ids)
             if found is not None:
-                return _foreign(source, scope, found, ids, fields)
+                own = f"{scope}/{source}:"
+                return Identity(
+                    source,
+                    ProgramId(own + found),
+                    thread_id=ThreadId(thread) if thread else None,
+                    parent_thread_id=ThreadId(parent_thread) if parent_thread else None,
+                    # An agent at the root may name itself as its parent.
+                    parent_program_id=ProgramId(own + parent) if parent and parent != found else None,
+                    starter_id=ProgramId(own + starter) if starter and starter != found else None,
+                    **fields,
+                )
     return Evidence(
         previous_response_id=foreign_id(body.get("previous_response_id")),
         correlation_id=foreign_id(request.headers.get("x-correlation-id")),
         trace_id=trace_id(request.headers.get("traceparent", "")),
         prompt_cache_key=foreign_id(body.get("prompt_cache_key")),
-        **fields,
-    )
-
-
-def _foreign(source: Source, scope: str, program: str, ids: _Ids, fields: dict[str, Any]) -> Identity:
-    thread = foreign_id(ids.thread.value) if ids.thread else None
-    parent_thread = foreign_id(ids.parent_thread.value) if ids.parent_thread else None
-    parent = foreign_id(ids.parent_program.value) if ids.parent_program else None
-    starter = foreign_id(ids.starter.value) if ids.starter else None
-    return Identity(
-        source,
-        ProgramId(f"{scope}/{source}:{program}"),
-        thread_id=ThreadId(thread) if thread else None,
-        parent_thread_id=ThreadId(parent_thread) if parent_thread else None,
-        # An agent at the root may name itself as its parent.
-        parent_program_id=ProgramId(f"{scope}/{source}:{parent}") if parent and parent != program else None,
-        starter_id=ProgramId(f"{scope}/{source}:{starter}") if starter and starter != program else None,
         **fields,
     )
 
@@ -284,108 +275,83 @@ def _ends(request: _Request) -> bool:
     return request.arguments.get("program_end") in (1, True)
 
 
-def _header(request: _Request, *names: str) -> Found | None:
-    return next((Found(name, request.headers[name]) for name in names if request.headers.get(name)), None)
+def _header(request: _Request, *names: str) -> str | None:
+    return next((request.headers[name] for name in names if request.headers.get(name)), None)
 
 
 def _claude_code(request: _Request) -> Iterator[_Ids]:
-    session = _header(request, "x-claude-code-session-id")
-    if session:
-        agent, parent = (_header(request, f"x-claude-code-{name}") for name in ("agent-id", "parent-agent-id"))
-        yield _Ids(session, thread=agent, parent_thread=parent)
+    agent, parent = (_header(request, f"x-claude-code-{name}") for name in ("agent-id", "parent-agent-id"))
+    yield _Ids(_header(request, "x-claude-code-session-id"), thread=agent, parent_thread=parent)
 
 
 def _codex(request: _Request) -> Iterator[_Ids]:
     thread = _header(request, "thread-id", "thread_id")
     parent = _header(request, "x-codex-parent-thread-id")
     for program in (_header(request, "session-id", "session_id"), thread):
-        if program:
-            yield _Ids(program, thread=thread, parent_thread=parent)
+        yield _Ids(program, thread=thread, parent_thread=parent)
 
 
-def _opencode(request: _Request) -> Iterator[_Ids]:
-    session = _header(request, "x-opencode-session")
-    if session:
-        yield _Ids(session, starter=_header(request, "x-parent-session-id"))
+def _by_header(*names: str, starters: tuple[str, ...] = ("x-parent-session-id",)) -> _Finder:
+    """Finds the program in the first of some headers, and the session that started it in others."""
+
+    def find(request: _Request) -> Iterator[_Ids]:
+        yield from (_Ids(_header(request, name), starter=_header(request, *starters)) for name in names)
+
+    return find
 
 
 def _vllm_session(request: _Request) -> Iterator[_Ids]:
     session = _own(request, "session-id") or _session(request)
-    if session:
-        yield _Ids(Found("X-Session-ID", session), starter=_header(request, "x-parent-session-id"))
+    yield _Ids(session, starter=_header(request, "x-parent-session-id"))
 
 
 def _dynamo(request: _Request) -> Iterator[_Ids]:
     for kind in ("session", "trajectory"):
-        session = _header(request, f"x-dynamo-{kind}-id")
-        if session:
-            names = (f"x-dynamo-parent-{kind}-id", f"x-dynamo-{kind}-parent", f"x-dynamo-{kind}-parent-id")
-            yield _Ids(session, starter=_header(request, *names))
-
-
-def _affinity(request: _Request) -> Iterator[_Ids]:
-    session = _header(request, "x-session-affinity")
-    if session:
-        yield _Ids(session, starter=_header(request, "x-parent-session-id"))
-
-
-def _thunderagent(request: _Request) -> Iterator[_Ids]:
-    yield _Ids(Found("program_id", request.body.get("program_id")))
+        names = (f"x-dynamo-parent-{kind}-id", f"x-dynamo-{kind}-parent", f"x-dynamo-{kind}-parent-id")
+        yield _Ids(_header(request, f"x-dynamo-{kind}-id"), starter=_header(request, *names))
 
 
 def _vendor(request: _Request) -> Iterator[_Ids]:
     for name, value in request.headers.items():
         if value and (found := _VENDOR.fullmatch(name)):
-            parent = _header(request, f"x-{found[1]}-parent-session-id", "x-parent-session-id")
-            yield _Ids(Found(name, value), starter=parent)
-
-
-def _gateway(request: _Request) -> Iterator[_Ids]:
-    for name in ("x-smg-routing-key", "x-aibrix-session-key"):
-        if found := _header(request, name):
-            yield _Ids(found)
+            yield _Ids(value, starter=_header(request, f"x-{found[1]}-parent-session-id", "x-parent-session-id"))
 
 
 def _agentic_context(request: _Request) -> Iterator[_Ids]:
     context = object_in(request.arguments.get("agentic_context")) or {}
-    parent = Found("parent_program_id", context.get("parent_program_id"))
     for name in ("program_id", "session_id"):
-        yield _Ids(Found(name, context.get(name)), parent_program=parent)
+        yield _Ids(context.get(name), parent_program=context.get("parent_program_id"))
 
 
 def _baggage(request: _Request) -> Iterator[_Ids]:
     members = baggage_of(request.headers.get("baggage", ""))
-    for name in ("gen_ai.conversation.id", "session.id"):
-        yield _Ids(Found(name, members.get(name)))
+    yield from map(_Ids, map(members.get, ("gen_ai.conversation.id", "session.id")))
 
 
 def _conversation(request: _Request) -> Iterator[_Ids]:
     conversation = request.body.get("conversation")
-    if isinstance(conversation, Mapping):
-        conversation = conversation.get("id")
-    yield _Ids(Found("conversation", conversation))
+    yield _Ids(conversation.get("id") if isinstance(conversation, Mapping) else conversation)
 
 
 def _metadata(request: _Request) -> Iterator[_Ids]:
     metadata = request.body.get("metadata")
     if isinstance(metadata, Mapping):
-        for name in ("session_id", "conversation_id", "thread_id"):
-            yield _Ids(Found(name, metadata.get(name)))
-        yield _Ids(Found("user_id", session_of_user(metadata.get("user_id"))))
+        yield from map(_Ids, map(metadata.get, ("session_id", "conversation_id", "thread_id")))
+        yield _Ids(session_of_user(metadata.get("user_id")))
 
 
-_SOURCES: Final[tuple[tuple[Source, Callable[[_Request], Iterator[_Ids]]], ...]] = (
+_SOURCES: Final[tuple[tuple[Source, _Finder], ...]] = (
     (Source.CLAUDE_CODE, _claude_code),
     (Source.CODEX, _codex),
-    (Source.THUNDERAGENT, _thunderagent),
-    (Source.OPENCODE, _opencode),
+    (Source.THUNDERAGENT, lambda request: iter([_Ids(request.body.get("program_id"))])),
+    (Source.OPENCODE, _by_header("x-opencode-session")),
     (Source.SESSION, _vllm_session),
     (Source.DYNAMO, _dynamo),
-    (Source.AFFINITY, _affinity),
+    (Source.AFFINITY, _by_header("x-session-affinity")),
     (Source.AGENTIC_CONTEXT, _agentic_context),
     (Source.BAGGAGE, _baggage),
     (Source.CONVERSATION, _conversation),
     (Source.METADATA, _metadata),
     (Source.VENDOR, _vendor),
-    (Source.GATEWAY, _gateway),
+    (Source.GATEWAY, _by_header("x-smg-routing-key", "x-aibrix-session-key", starters=())),
 )

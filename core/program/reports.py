@@ -323,7 +323,13 @@ class Reports:
             self.end_run(tool)
 
     def start_call(
-        self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None, thread_id: ThreadId | None = None
+        self,
+        run: Hashable,
+        inputs: Inputs = NOTHING,
+        *,
+        label: str | None = None,
+        thread_id: ThreadId | None = None,
+        agent: int = 0,
     ) -> CallIdentity:
         """Report that a run of the framework calls the LLM, and return the ids of the call.
 
@@ -335,6 +341,7 @@ class Reports:
                 the runs leave the call's parents in doubt.
             label: the call's name in the graph, e.g. the name of the agent.
             thread_id: the call's thread, if it is known; default: it is inferred.
+            agent: which of the program's agents makes the call; the inferred thread has a part for each but the first.
 
         Raises:
             ProgramEndedError: the program has ended.
@@ -345,7 +352,7 @@ class Reports:
             self.shared.has_called = True
             call_id = self.shared.ids.call()
             inferred, parents, inexact, tools = self.shared.tree.start_call(run, call_id, self.anchor, inputs)
-            thread_id = thread_id or inferred
+            thread_id = thread_id or (ThreadId(f"{inferred}.{agent}") if agent else inferred)
             edges = self.shared.graph.edges(parents, inexact)
             self.shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))
             self.shared.graph.fold(self.shared.tree.knows)

@@ -7,13 +7,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, NoReturn
 
-from weft.core.errors import (
-    EngineClosedError,
-    InvalidRequestError,
-    KeyLimitError,
-    ReplicaError,
-    WeftError,
-)
+from weft.core.errors import EngineClosedError, InvalidRequestError, KeyLimitError, ReplicaError, WeftError
 from weft.core.identity.families import Families
 from weft.core.identity.lineage import Lineage
 from weft.core.log import get_logger

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, identity_of
+from weft.core.identity.families import starts_agents
 from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Placed
 from weft.core.identity.sources import trace_id
@@ -136,7 +137,9 @@ class _ServedExchange(Exchange):
         flow = found.flow if self._client.tenant is None else None
         found = replace(found, tenant=self._tenant(found.tenant) or flow)
         if isinstance(found, Identity):
-            self._placed = Placed(self._engine.families.joined(found, self._id_scope))
+            joined = self._engine.families.joined(found, self._id_scope)
+            self._placed = Placed(self._engine.families.named(joined, request, self._id_scope))
+            self._reads_answers = starts_agents(request.get("tools"))
         else:
             self._placed = await self._engine.lineage.place(
                 found, request, self._id_scope, self._peer, is_large=is_large
@@ -305,6 +308,8 @@ class _ServedExchange(Exchange):
             items = items_of_answer(answer) if self._reads_answers else []
             name = answer.get("id") if self._path == _RESPONSES else None
             response_id = name if isinstance(name, str) else None
+            if self._placed.said is None:
+                self._engine.families.answered(self._placed.identity, items, self._id_scope)
             await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:

@@ -51,11 +51,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
             "has one server process; unset the variable."
         )
     check_members()
-    from weft.engine.vllm_compat.server_names import (
-        FlexibleArgumentParser,
-        make_arg_parser,
-        validate_parsed_serve_args,
-    )
+    from weft.engine.vllm_compat.server_names import FlexibleArgumentParser, make_arg_parser, validate_parsed_serve_args
 
     parser = make_arg_parser(FlexibleArgumentParser())
     parser.prog = "weft serve"

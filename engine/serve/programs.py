@@ -71,12 +71,7 @@ class OpenPrograms:
         return program is not None
 
     def enter(
-        self,
-        identity: Identity,
-        limit: int | None = None,
-        deadline_s: float | None = None,
-        *,
-        traceparent: str = "",
+        self, identity: Identity, limit: int | None = None, deadline_s: float | None = None, *, traceparent: str = ""
     ) -> Program:
         """The program of a call that arrives; `leave` follows. A new one if it is not open.
 

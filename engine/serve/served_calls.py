@@ -184,7 +184,9 @@ def _named(
             yield call_ids
             return
     threads: NamedThreads = program.reports.framework_state("threads", NamedThreads)
-    call_ids = threads.start_call(program.reports, identity.thread_id, identity.parent_thread_id, label=identity.label)
+    call_ids = threads.start_call(
+        *(program.reports, identity.thread_id, identity.parent_thread_id), label=identity.label, agent=identity.agent
+    )
     try:
         yield call_ids
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -40,8 +39,7 @@ class Case:
         name: Of the case, as the table shows it.
         answer: The model's answers.
         programs: Each program's calls in the order of their arrival, such as "a b0 b1 a2": a letter for the thread,
-            and the numbers of the calls that had to finish before this one. Programs in the order of their texts. Where
-            lineage finds the program, the letters only say which agent makes the call: see `expected`.
+            and the numbers of the calls that had to finish before this one. Programs in the order of their texts.
         names: The programs' names, in any order.
         command: Of the client's process, from the server's address and a folder of the case's own; () for the script in
             `apps` with the package's name.
@@ -65,18 +63,6 @@ class Case:
     identified_by: str = "lineage"
     expects_exit: int | None = 0
     is_left: bool = False
-
-    @property
-    def expected(self) -> tuple[str, ...]:
-        """The programs as the server should see them. Lineage tells no agents apart: for it, agents that work one after
-        the other are one thread, and the first of several at once goes on with it. So only parents are compared."""
-        return tuple(sorted(map(self.compared, self.programs)))
-
-    def compared(self, program: str) -> str:
-        """What is compared of a program."""
-        if self.identified_by != "lineage":
-            return program
-        return " ".join(re.sub("[^0-9,]", "", call) or "-" for call in program.split())
 
 
 @dataclass(frozen=True)
@@ -103,7 +89,7 @@ def run(case: Case, folder: Path) -> Seen:
         _run_all(case, commands, server, folder)
         while any(row.in_flight for row in server.programs):  # a stream that was left
             time.sleep(0.01)
-        seen = _seen(case, server)
+        seen = _seen(server)
     _note(case, seen)
     return seen
 
@@ -164,12 +150,12 @@ def _interrupt(process: subprocess.Popen[str], server: ScriptedServer) -> None:
         process.kill()
 
 
-def _seen(case: Case, server: ScriptedServer) -> Seen:
+def _seen(server: ScriptedServer) -> Seen:
     by_program: dict[str, list[ScriptedCall]] = {}
     for call in server.calls:
         by_program.setdefault(call.program_id, []).append(call)
     return Seen(
-        tuple(sorted(case.compared(_shape(calls)) for calls in by_program.values())),
+        tuple(sorted(map(_shape, by_program.values()))),
         tuple(sorted({row.info.name for row in server.programs})),
         sum(len(row.in_flight) for row in server.programs),
     )
@@ -196,7 +182,7 @@ def _note(case: Case, seen: Seen) -> None:
         "case": case.name,
         "api": case.api,
         "identified_by": case.identified_by,
-        "expected": list(case.expected),
+        "expected": sorted(case.programs),
         "seen": list(seen.programs),
         "names": list(seen.names),
         "commit": subprocess.run(

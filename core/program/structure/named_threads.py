@@ -44,6 +44,7 @@ class NamedThreads:
         parent_id: ThreadId | None = None,
         *,
         label: str | None = None,
+        agent: int = 0,
     ) -> CallIdentity:
         """Name a call; `leave` follows.
 
@@ -51,6 +52,7 @@ class NamedThreads:
             reports: Those of the call's program.
             thread_id: The call's thread, if the client names one.
             parent_id: The thread that started that one, if the client names it. It counts with the thread's first call.
+            label, agent: As for `Reports.start_call`.
 
         Raises:
             ProgramEndedError: The program has ended.
@@ -58,7 +60,7 @@ class NamedThreads:
         if self._threads:
             self._end_idle_children(reports, thread_id)
         if thread_id is None:
-            return reports.start_call(object(), label=label)
+            return reports.start_call(object(), label=label, agent=agent)
         thread = self._threads.get(thread_id) or self._open(reports, thread_id, parent_id)
         self._threads.move_to_end(thread_id)
         identity = reports.start_call(thread.run, label=label, thread_id=thread_id)

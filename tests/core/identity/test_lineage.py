@@ -593,7 +593,7 @@ def test_memory_is_bounded() -> None:
     for number in range(100):
         placed = server.send(said(str(number)), peer=str(number), trace_id=str(number))
         server.answer(placed, f"answer {number}, that is long enough", response_id=str(number))
-    assert len(server.lineage) == 60
+    assert len(server.lineage) == 70
     assert server.send(said("99", "answer 99, that is long enough", "c")).identity.source is Source.LINEAGE
     assert server.send(said("0", "answer 0, that is long enough", "c")).identity.source is Source.NEW
 
@@ -605,7 +605,7 @@ def test_a_key_that_sends_much_forgets_its_own() -> None:
     for number in range(100):
         server.call(said(str(number)), f"b{number}", scope="loud")
     assert server.call(said("quiet", "b", "c"), "d", scope="quiet") == theirs
-    assert len(server.lineage) == 20
+    assert len(server.lineage) == 30
 
 
 def test_a_state_with_many_programs_counts_for_as_many() -> None:

@@ -224,3 +224,26 @@ def test_the_command_serves_a_file(tmp_path: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def test_a_sub_agent_of_claude_code_is_a_thread_with_a_name(scripted_server: Servers) -> None:
+    """The stream that asks for the agent names its kind, and the agent's first request quotes the task."""
+    task = "Find out where the keeper of the lighthouse writes down the ships that he has counted."
+    kind = {"type": "object", "properties": {"prompt": {"type": "string"}, "subagent_type": {"type": "string"}}}
+    asked = Reply("I ask.", [("Agent", {"prompt": task, "subagent_type": "Explore"})])
+    server = scripted_server(lambda request: asked if request.get("tools") else "In a book with a blue cover.")
+
+    def say(text: str, tools: list[Any], **agent: str) -> None:
+        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+            headers = {"x-claude-code-session-id": "one", **agent}
+            messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+            with client.messages.stream(
+                model="scripted", max_tokens=99, messages=messages, tools=tools, extra_headers=headers
+            ) as stream:
+                stream.until_done()
+
+    say("Where are the ships?", [{"name": "Agent", "description": "", "input_schema": kind}])
+    say(task, [], **{"x-claude-code-agent-id": "a1"})
+    say("Are you sure?", [], **{"x-claude-code-agent-id": "a1"})
+    timeline = httpx.get(f"{server.url}/weft/programs/claude-code:one/timeline").json()
+    assert [call["label"] for call in timeline["calls"]] == ["", "claude-code/Explore", "claude-code/Explore"]
