@@ -62,8 +62,9 @@ class Sample(NamedTuple):
     def is_nearly(self, other: Sample) -> bool:
         """Whether two texts are the same but for a tenth, such as a date or a folder, as far as the samples go."""
         most, kept = max(self.length, other.length), max(len(self.head), len(other.head)) + len(self.tail)
-        shared = self.shared_with(other) if 10 * abs(self.length - other.length) <= most else 0
-        return self == other or 10 * shared >= 9 * min(most, kept) > 0
+        if self == other or 10 * abs(self.length - other.length) > most:
+            return self == other
+        return 10 * self.shared_with(other) >= 9 * min(most, kept)
 
     def shared_with(self, other: Sample) -> int:
         """How many bytes two samples begin and end with in common."""
