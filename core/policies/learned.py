@@ -143,9 +143,10 @@ class Learned(Policy):
     # -- ranks that change
 
     def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
-        due = self.book.next_due(now_s)
-        if due is not None:  # one at a time: a fit takes some 0.2 ms
-            self._fit(due)
+        if self.book.due or now_s >= self.book.refit_s:
+            due = self.book.next_due(now_s)
+            if due is not None:  # one at a time: a fit takes some 0.2 ms
+                self._fit(due)
         if self.book.all.remaining:
             self._update_boost(self.book.backlog_tokens, self.book.all.remaining[0])
         most, self._boost_changed = math.inf if self._boost_changed else _RERANKS_AT_ONCE, False

@@ -86,6 +86,8 @@ class ClassBook:
         programs: The programs that have not ended.
         ages: The lower bounds of the buckets of ages, in tokens.
         backlog_tokens: The work that all live programs are expected to have left.
+        due: Classes to fit again.
+        refit_s: When those are due, too, that have changed without an end.
     """
 
     def __init__(self) -> None:
@@ -98,8 +100,8 @@ class ClassBook:
         self._table = ServiceTable()
         self._classes: dict[ServiceClass, None] = {}  # classes with live programs
         self._ends: deque[ProgramEnd] = deque(maxlen=_MOST_ENDS)  # until `take_ends` is called
-        self._due: dict[ServiceClass, None] = {}  # classes to fit again
-        self._fitted_at_s = -math.inf
+        self.due: dict[ServiceClass, None] = {}
+        self.refit_s = -math.inf
 
     # -- programs
 
@@ -135,7 +137,7 @@ class ClassBook:
     def _join(self, program: OpenProgramWork, service_class: ServiceClass) -> None:
         # It changed while none of its programs lived.
         if service_class.ranks and service_class.has_changed and service_class not in self._classes:
-            self._due[service_class] = None
+            self.due[service_class] = None
         self._classes[service_class] = None
         service_class.live[program] = None
         service_class.has_changed |= service_class.is_exceeded(program.age, self.all)
@@ -181,7 +183,7 @@ class ClassBook:
                 continue
             each.end(program.age)
             if each.is_due:
-                self._due[each] = None
+                self.due[each] = None
 
     def take_ends(self) -> list[ProgramEnd]:
         """The programs that have ended since the previous call."""
@@ -202,19 +204,20 @@ class ClassBook:
 
     def next_due(self, now_s: float) -> ServiceClass | None:
         """A class to fit again now; None if there is none."""
-        if now_s >= self._fitted_at_s + _REFIT_S and self.programs:
-            self._fitted_at_s = now_s
-            self._due |= dict.fromkeys(each for each in (self.all, *self._classes) if each.has_changed)
-        due = next(iter(self._due), None)
-        if due is not None:
-            del self._due[due]
+        if now_s >= self.refit_s and self.programs:
+            self.refit_s = now_s + _REFIT_S
+            self.due |= dict.fromkeys(each for each in (self.all, *self._classes) if each.has_changed)
+        if not self.due:
+            return None
+        due = next(iter(self.due))
+        del self.due[due]
         return due
 
     def next_due_s(self) -> float:
         """When a class is to be fitted again though nothing happens; -inf: now."""
-        if self._due:
+        if self.due:
             return -math.inf
-        return self._fitted_at_s + _REFIT_S if self.programs else math.inf
+        return self.refit_s if self.programs else math.inf
 
     def fit(self, service_class: ServiceClass) -> Distribution | None:
         """Estimate the distribution of a class again."""
