@@ -17,4 +17,9 @@ def is_short(of_nobody: float, step: float, capacity: float) -> bool:
         step: The most that the next step can take.
         capacity: The KV cache.
     """
-    return of_nobody < max(2 * step, _AMPLE * capacity)
+    return of_nobody < ample(step, capacity)
+
+
+def ample(step: float, capacity: float) -> float:
+    """How much is of use to nobody if copies ahead of need are of no use."""
+    return max(2 * step, _AMPLE * capacity)

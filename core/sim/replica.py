@@ -78,6 +78,8 @@ class SimReplica:
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
         self._copied_tokens = 0  # with each step of the jump
+        # Until so many steps are made, and before this time, only an event or a copy ahead of need changes the batch.
+        self._settled_steps, self._settled_until_s = 0, -math.inf
         self._shares: dict[Call, int] = {}  # the next step's tokens of the running calls that compute a prompt
 
     # -- events
@@ -88,6 +90,7 @@ class SimReplica:
         Returns whether the jump in progress now ends earlier.
         """
         policy, jump = self.policy, self.jump
+        self._settled_steps = 0
         policy.on_event(ProgramChanged(call.program))
         call.queued_since_s = now_s
         self._kv.tick(now_s)
@@ -114,6 +117,7 @@ class SimReplica:
 
         Returns whether the jump in progress now ends earlier, because the policy may let another call in.
         """
+        self._settled_steps = 0
         self._kv.tick(now_s)
         self._kv.call_moved(call)
         self.policy.waiting.discard(call)
@@ -143,6 +147,7 @@ class SimReplica:
 
         Returns whether the jump in progress now ends earlier, because the policy has something to decide.
         """
+        self._settled_steps = 0
         self.policy.on_event(ProgramEnded(program.view))
         until_s = self.policy.next_change_s()
         self._kv.tick(now_s)
@@ -165,10 +170,13 @@ class SimReplica:
         self._kv.grow(batch.decoding * jump.steps, batch.padding(-1, {}) if jump.steps > 1 else None)
         charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
         for call in charged:
+            rank = batch.ranks[call]
             if call in batch.chunks:
                 self._charges.prefill(call, jump.steps, jump.duration_s(jump.steps), now_s)
             else:
                 self._charges.decode(call, now_s)
+            if call not in batch.chunks or batch.ranks[call] != rank:
+                self._settled_steps = 0
         ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
         for call in ended:
             segment = cast("Segment", call.segment)
@@ -191,6 +199,41 @@ class SimReplica:
             self.jump = None
             return None
         self._kv.before_step(self._most_tokens)
+        may_start = self._form_batch(now_s)
+        self.jump = self._plan_jump(now_s, only_one_step=not may_start) if batch.ranks else None
+        if self.jump is not None:
+            self._settled_steps, self._settled_until_s = batch.steps + self.jump.steps, self.policy.next_change_s()
+            self._kv.step_formed(self._most_tokens)
+            self.jump.steps = int(min(self.jump.steps, self._kv.even_steps(self._copied_tokens)))
+            self._costs.step_begins(batch.steps, batch.decoding)
+        return self.jump
+
+    def _form_batch(self, now_s: float) -> bool:
+        """Form the batch, unless nothing but copies has happened since the jump that was planned last, and it would go
+        on. Returns whether waiting calls may start."""
+        batch = self._batch
+        is_settled = batch.steps < self._settled_steps and now_s < self._settled_until_s and not self._kv.has_moved
+        self._kv.has_moved = False
+        if not is_settled:
+            self._decide(now_s)
+        waiting = itertools.chain(self.policy.waiting, self.policy.held)
+        self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
+        if is_settled:
+            batch.admitted.clear()
+            self._take_blocks(0, cast("dict[Call, int]", batch.chunks))
+            return True
+        starts_none = self._preempt_for_growth(now_s) and bool(batch.ranks)
+        self._admit(now_s, may_start=not starts_none)
+        for call, tokens in batch.chunks.items():
+            if tokens == 0 and not call.stalled:
+                self._executions.stall(call, now_s)
+            elif tokens and call.stalled:
+                self._executions.go_on(call, now_s)
+        return not starts_none
+
+    def _decide(self, now_s: float) -> None:
+        """Let the policy decide, and preempt calls for those of better rank."""
+        batch = self._batch
         self._between_decisions = batch.steps % self._decide_every > 0
         if not self._between_decisions:
             for call in self.policy.decide(now_s):
@@ -199,21 +242,6 @@ class SimReplica:
             self._preempt_victims(now_s)
         elif self._in_blocks:
             self._shares = batch.divide_step(self._settings.chunk_tokens, now_s).divide()
-        waiting = itertools.chain(self.policy.waiting, self.policy.held)
-        self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
-        starts_none = self._preempt_for_growth(now_s) and bool(batch.ranks)
-        self._admit(now_s, may_start=not starts_none)
-        for call, tokens in batch.chunks.items():
-            if tokens == 0 and not call.stalled:
-                self._executions.stall(call, now_s)
-            elif tokens and call.stalled:
-                self._executions.go_on(call, now_s)
-        self.jump = self._plan_jump(now_s, only_one_step=starts_none) if batch.ranks else None
-        if self.jump is not None:
-            self._kv.step_formed(self._most_tokens)
-            self.jump.steps = int(min(self.jump.steps, self._kv.even_steps(self._copied_tokens)))
-            self._costs.step_begins(batch.steps, batch.decoding)
-        return self.jump
 
     def _plan_jump(self, now_s: float, *, only_one_step: bool) -> Jump:
         """Plan as many steps as no event can interrupt. An arrival may still end the jump earlier.

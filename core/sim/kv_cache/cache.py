@@ -50,6 +50,7 @@ class KvCache:
         self.cached = 0  # tokens that no running call reads, kept for later calls
         self.unfilled = 0  # the pinned tokens that are reserved for prompts and not computed yet
         self.padding = 0  # what running calls take beyond their tokens, because they take whole blocks; see `fill`
+        self.has_moved = False  # whether copies ahead of need have taken or given back room; the reader resets it
         self._keep = keep
         self._block_tokens = block_tokens
         self._index: dict[Hashable, Segment] = {}

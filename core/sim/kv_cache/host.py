@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable
 
 from weft.core.sim.kv_cache.blocks import BlockNode
@@ -30,7 +30,7 @@ class HostMemory(KvCache):
         self._absent_tokens = 0
         self.has_evicted = False  # whether it was ever full
         # How often copies have changed, by the number of their program; None: those that several may share.
-        self._changes: Counter[Hashable] = Counter()
+        self._changes: defaultdict[Hashable, int] = defaultdict(int)
 
     def changes_of(self, program: SimProgram) -> int:
         """A number that grows whenever `held` may give another answer for a call of a program."""

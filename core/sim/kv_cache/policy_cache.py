@@ -36,8 +36,7 @@ class PolicyKvCache(KvCache):
         # If prompts take no time, assume the default, as an engine does until it has measured.
         self._prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
         self._copy_token_s = copy_token_s
-        self._now_s = 0.0
-        self._queue_s = self._next_epoch_s = -math.inf
+        self._now_s = self._queue_s = self._next_epoch_s = -math.inf
         # As in `weft.core.kv_cache.eviction_order`: leaves are ranked when something has happened to them and somebody
         # asks what goes next, when their hold expires, and once in each epoch.
         self._order: list[tuple[EvictionRank, int, Segment]] = []  # heap of the leaves
@@ -61,6 +60,8 @@ class PolicyKvCache(KvCache):
 
     def tick(self, now_s: float) -> None:
         """The time is `now_s`. In each epoch decide again on all contexts."""
+        if now_s == self._now_s:
+            return
         self._now_s = now_s
         self._contexts.tick(now_s)
         if self._to_rank is not None:

@@ -234,15 +234,18 @@ class SegmentContexts(Contexts):
         """The contexts that end in a segment."""
         return list(self._inside.get(segment, ()))
 
-    def needed_tokens(self) -> int:
-        """The tokens of the KV cache that belong to contexts. O(n) for n segments of theirs."""
+    def need_more_than(self, tokens: float) -> bool:
+        """Whether so many tokens of the KV cache belong to contexts. O(n) for n segments of theirs."""
         seen: set[Segment] = set()
         for end in self._inside:
             segment: Segment | None = end
             while segment is not None and segment not in seen:
                 seen.add(segment)
+                tokens -= segment.tokens
                 segment = segment.parent
-        return sum(segment.tokens for segment in seen)
+            if tokens < 0:
+                break
+        return tokens < 0
 
     def _own_tokens(self, context: Context) -> int | None:
         segment = self._where.get(context)

@@ -77,13 +77,12 @@ class TieredKvCache(PolicyKvCache):
 
     def before_step(self, most_tokens: Callable[[], int]) -> None:
         if self._now_s >= self._planned_s + _FRESH_S:
-            self._plan(most_tokens())
+            self._plan(most_tokens)
         self._planned_s = -math.inf
-        if self._fetches:
-            self._let_go_if_short(most_tokens())
+        self._let_go_if_short(most_tokens)
 
     def step_formed(self, most_tokens: Callable[[], int]) -> None:
-        self._plan(most_tokens())
+        self._plan(most_tokens)
         self._planned_s = self._now_s
 
     def take_copied(self) -> int:
@@ -214,7 +213,7 @@ class TieredKvCache(PolicyKvCache):
         self._counts.spilled += copied
         return copied
 
-    def _plan(self, most_tokens: int) -> None:
+    def _plan(self, most_tokens: Callable[[], int]) -> None:
         for context in [each for each, (done_s, _) in self._going_out.items() if done_s <= self._now_s]:
             del self._going_out[context]
         while self._spilling and self._spilling[0][0] < self._steps and self._spilling[0][1] not in self._going_out:
@@ -223,9 +222,8 @@ class TieredKvCache(PolicyKvCache):
                 self._see_host(context)
                 self.changed(context)
         if self._spills:
-            self._is_short = spill_ahead.is_short(self.free, most_tokens, self.capacity) or spill_ahead.is_short(
-                self.free - self._contexts.needed_tokens(), most_tokens, self.capacity
-            )
+            ample = spill_ahead.ample(most_tokens(), self.capacity)
+            self._is_short = self._contexts.need_more_than(self.free - ample)
             if self._is_short:
                 under_way = sum(tokens for _, tokens in self._going_out.values())
                 self._spill_ahead(self._spill_tokens - under_way)
@@ -234,7 +232,7 @@ class TieredKvCache(PolicyKvCache):
         self._let_go_if_short(most_tokens)
         if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
             self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
-            left = min(self._fetch_tokens, int(self.free) - self._spared(most_tokens))
+            left = min(self._fetch_tokens, int(self.free) - self._spared(most_tokens()))
             for context in self._due() if left > 0 else ():
                 left -= self._fetch(context, left)
                 if left <= 0:
@@ -279,8 +277,8 @@ class TieredKvCache(PolicyKvCache):
     def _spared(self, most_tokens: int) -> int:
         return most_tokens + self._block_tokens + int(self.capacity) // fetch_ahead.WATERMARK
 
-    def _let_go_if_short(self, most_tokens: int) -> None:
-        if self._fetches and self.free < self._spared(most_tokens):
+    def _let_go_if_short(self, most_tokens: Callable[[], int]) -> None:
+        if self._fetches and self.free < self._spared(most_tokens()):
             for fetch in list(self._fetches.values()):
                 self._cancel(fetch)
 
@@ -306,6 +304,7 @@ class TieredKvCache(PolicyKvCache):
             return 0
         own = self.reserve(("fetch", context), segment, hit, hit + count)
         self._fetches[context] = _Fetch(context, call, own)
+        self.has_moved = True
         return count + taken
 
     def _finish(self, fetch: _Fetch) -> None:
@@ -323,6 +322,7 @@ class TieredKvCache(PolicyKvCache):
     def _cancel(self, fetch: _Fetch) -> None:
         """Nobody needs the tokens of a copy any more."""
         own = fetch.own
+        self.has_moved = True
         del self._fetches[fetch.context], self._index[own.key]
         own.key = None
         self.release(own)
