@@ -21,10 +21,9 @@ from weft.core.kv_cache.fetch_ahead import (
 )
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.prefix_tree import Block, path
-from weft.core.kv_cache.retention import RunningCall
+from weft.core.kv_cache.retention import RunningCall, TieredRetention
 from weft.core.kv_cache.spill_ahead import STEP_BYTES as SPILL_STEP_BYTES
 from weft.core.kv_cache.spill_ahead import is_short
-from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
 
@@ -59,7 +58,6 @@ class Spills:
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
         self._is_short = False
         self._step_blocks = max(1, int(SPILL_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
-        store.at_plan = self._step_formed
         self._copied_from: dict[int, Any] = {}  # by block that is copied out beside steps: its hash
 
     def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
@@ -153,7 +151,7 @@ class Spills:
         if block.block_hash == content:
             self._reused[key] = block.block_id
 
-    def _step_formed(self) -> None:
+    def step_formed(self) -> None:
         """vLLM has given blocks away in the step."""
         reused, self._reused = self._reused, {}
         if self._copied_from:
@@ -257,8 +255,6 @@ class Fetches:
         self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self._idle_until_s = -math.inf  # until then nothing is due that has room, unless something changes
         self.looks = False  # whether something has changed since the last look
-        store.at_report = self._reported
-        store.at_void = self.let_go
 
     @property
     def wants_step(self) -> bool:
@@ -445,7 +441,7 @@ class Fetches:
             found.update(zip(fetch.chain[len(fetch.there) :], fetch.coming, strict=True))
         return found
 
-    def _reported(self) -> None:
+    def copies_reported(self) -> None:
         """The workers have reported on a plan."""
         done = [fetch for fetch in self._under_way if fetch.number <= self._store.copied]
         if not done:

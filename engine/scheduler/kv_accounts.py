@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from weft.core.kv_cache.pauses import ComputedBefore
+from weft.core.kv_cache.contexts import ComputedBefore
 from weft.core.kv_cache.stats import KvStats
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore

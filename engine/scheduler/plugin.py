@@ -25,8 +25,8 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import Call, KvSize, Policy, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.order import CallKv, KvOrder
+from weft.engine.kv_cache.soft_hold import make_order
 from weft.engine.kv_cache.store import HostStore
-from weft.engine.kv_cache.tiered_hold import make_order
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable, HeaderReader

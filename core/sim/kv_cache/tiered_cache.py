@@ -1,4 +1,4 @@
-"""A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.tiered_hold`).
+"""A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.soft_hold`).
 
 What a step overwrites is copied out before it. While it runs, copies ahead of need are planned. They are made beside
 the next step and those after it, one after another, and so is that of a call that waits for its context. Where copies

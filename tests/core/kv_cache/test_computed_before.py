@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.kv_cache import pauses as computed_before
-from weft.core.kv_cache.pauses import ComputedBefore
+from weft.core.kv_cache import contexts as computed_before
+from weft.core.kv_cache.contexts import ComputedBefore
 
 words = st.text("ab", min_size=1, max_size=6)
 

@@ -67,7 +67,7 @@ class HostTierMachine(RuleBasedStateMachine):
         assert set(self.copied) <= held
 
     def put(self, context: Context, chain: str, indices: Sequence[int]) -> None:
-        """As `SlotPlans.keep` does: blocks get slots while the chain is pinned."""
+        """As `HostStore.keep` does: blocks get slots while the chain is pinned."""
         before = self.chains.get(context, "")
         end = self.tier.put(context, keys(chain), self.now_s)
         for index in indices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.core.kv_cache.host_tier import HostTier
 from weft.core.kv_cache.policies import KvPolicyConfig, Memory
-from weft.core.kv_cache.tiered import TieredRetention
+from weft.core.kv_cache.retention import TieredRetention
 
 MEMORY = Memory(0.0, 0, 1e-3, copy_token_s=1e-5)
 CHAIN = ["a0", "a1", "a2"]

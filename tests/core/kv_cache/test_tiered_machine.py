@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.kv_cache.host_tier import HostTier
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig, Memory
-from weft.core.kv_cache.retention import RunningCall
-from weft.core.kv_cache.tiered import TieredRetention
+from weft.core.kv_cache.retention import RunningCall, TieredRetention
 
 BLOCK_TOKENS = 16
 SLOTS = 6

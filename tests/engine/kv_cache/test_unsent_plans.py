@@ -8,10 +8,22 @@ from weft.core.kv_cache.config import SwapChoice
 from weft.core.kv_cache.policies import Context
 from weft.core.prediction import KnownTime
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
-from weft.engine.kv_cache.store import HostStore
+from weft.engine.kv_cache.store import HostStore, StoreEvents
 from weft.engine.kv_cache.worker import SwapWorker
 
 CHAIN = ["a", "b", "c", "d"]
+
+
+class Voided(StoreEvents):
+    """Notes what is still to be fetched whenever fetches are void."""
+
+    def __init__(self, store: HostStore) -> None:
+        self._store = store
+        self.told: list[set[int]] = []
+        store.events = self
+
+    def fetches_void(self) -> None:
+        self.told.append(self._store.to_fetch)
 
 
 def kept(context: Context) -> HostStore:
@@ -30,8 +42,8 @@ def make_context() -> Context:
 
 def test_a_reset_drops_a_fetch_that_is_not_sent() -> None:
     """No plan reads slots after the reset, and whoever has taken blocks for it is told."""
-    store, told = kept(make_context()), []
-    store.at_void = lambda: told.append(store.to_fetch)
+    store = kept(make_context())
+    told = Voided(store).told
     store.fetch(CHAIN, 0, [5, 6])
     assert store.to_fetch == {5, 6}
     store.reset()
@@ -43,8 +55,8 @@ def test_a_reset_drops_a_fetch_that_is_not_sent() -> None:
 
 def test_a_copy_that_is_lost_is_not_fetched() -> None:
     """A report says that a slot could not be read, after a fetch from it was planned. The plan is sent without it."""
-    store, told = kept(make_context()), []
-    store.at_void = lambda: told.append(True)
+    store = kept(make_context())
+    told = Voided(store).told
     _, slots = store.fetch(CHAIN, 0, [5, 6])
     store.executed(Executed(1, unread=(slots[1],)))
     assert told
@@ -80,8 +92,8 @@ def test_a_copy_made_again_in_the_same_slot_is_not_the_one_that_was_read() -> No
 
 def test_a_fetch_that_the_kernel_refuses_loses_no_copy() -> None:
     """The copies stay where they are and can be loaded, the fetch is void, and the blocks are counted."""
-    store, told = kept(make_context()), []
-    store.at_void = lambda: told.append(True)
+    store = kept(make_context())
+    told = Voided(store).told
     number, slots = store.fetch(CHAIN, 0, [5, 6, 7, 8])
     assert store.take_plan() is not None
     store.executed(Executed(number))
