@@ -288,18 +288,24 @@ class SoftHold(KvOrder):
 
     # -- which block holds what
 
-    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[Hashable]:
-        """A call's blocks are about to be freed. Its full ones can be found from now on. Returns their keys."""
+    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[tuple[Hashable, KVCacheBlock]]:
+        """A call's blocks are about to be freed. Its full ones can be found from now on. Returns them with their keys.
+
+        Most of a long context was noted when the call before it left.
+        """
         running.level = call.level
-        chain: list[Hashable] = []
+        found: list[tuple[Hashable, KVCacheBlock]] = []
+        blocks, cached = self._pool.blocks, self._cached
         for key, number in zip(call.request.block_hashes, call.block_ids, strict=False):
-            block = self._pool.blocks[number]
+            block = blocks[number]
             if block.block_hash is None:
                 break
-            self._note(key, block)
-            chain.append(key)
-        self.retention.call_grew(running, chain, now_s)
-        return chain
+            at = cached.get(key)
+            if at is None or at.block is not block or at.content != block.block_hash:
+                self._note(key, block)
+            found.append((key, block))
+        self.retention.call_grew(running, [key for key, _ in found], now_s)
+        return found
 
     def _note(self, key: Hashable, block: KVCacheBlock) -> None:
         known = self._cached.get(key)
@@ -470,12 +476,10 @@ class TieredHold(SoftHold):
         super()._context_changed(program)
         self._fetches.looks = True
 
-    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[Hashable]:
-        chain = super()._grow(running, call, now_s)
-        numbers = set(call.block_ids)
-        found = [(key, self._cached[key].block) for key in chain]
-        self._spills.watch([(key, block) for key, block in found if block.block_id in numbers])
-        return chain
+    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[tuple[Hashable, KVCacheBlock]]:
+        found = super()._grow(running, call, now_s)
+        self._spills.watch([each for each in found if self._cached[each[0]].block is each[1]])
+        return found
 
     def _note_spare(self, key: Hashable, block: KVCacheBlock) -> None:
         """Nobody is known to need what a block holds, unless a call that ran since has left it."""

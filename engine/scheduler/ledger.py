@@ -11,7 +11,7 @@ from weft.core.ids import CallId, ProgramId
 from weft.core.log import get_logger
 from weft.core.policies import Call, ProgramView
 from weft.engine.wire.control import CallKey
-from weft.engine.wire.reports import CallAccount, encode_account
+from weft.engine.wire.reports import CallAccount
 
 _MOST_HELD: Final = 10_000  # for a front end that does not ask
 
@@ -126,10 +126,6 @@ class Ledger:
             recomputed_tokens=self.recomputed_tokens,
             waits=self.waits,
         )
-
-    def encode(self) -> CallAccount:
-        """The account as an output carries it."""
-        return encode_account(self)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ from weft.engine.vllm_compat.names import (
 )
 from weft.engine.vllm_compat.versions.untested import check_members
 from weft.engine.wire.control import CallKey, TakeBack, UseHistory, decode_control
-from weft.engine.wire.reports import attach_account, attach_swap
+from weft.engine.wire.reports import attach_account, attach_swap, encode_account
 from weft.engine.wire.scheduler_config import decode_config
 
 # Behind a server, programs that nobody ends are forgotten after so many seconds without a request.
@@ -214,7 +214,7 @@ class WeftScheduler(AsyncScheduler):
             self._left[request.request_id] = ledger
             is_aborted = ledger.sequences == 0 and request.status == RequestStatus.FINISHED_ABORTED
             if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
-                self._aborted.add((ledger.program_id, ledger.call_id), ledger.encode())
+                self._aborted.add((ledger.program_id, ledger.call_id), encode_account(ledger))
         return super()._free_request(request, delay_free_blocks)
 
     def _batch_changed(self) -> None:
@@ -483,7 +483,7 @@ class WeftScheduler(AsyncScheduler):
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
             self._charges.settle(key)
-            output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
+            output.kv_transfer_params = attach_account(output.kv_transfer_params, encode_account(ledger))
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:
             self._to_tell.discard(key)
