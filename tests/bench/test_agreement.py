@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.bench.baselines import baseline_of
 from weft.bench.clock import STEP_S
+from weft.bench.load import Prompts
+from weft.bench.replay import Replay
 from weft.bench.settings import BenchSettings
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
@@ -155,3 +158,18 @@ def test_preempted_programs_agree_within_2_percent(name: str, workload: str, tmp
     simulated_count, real_count = map(sum, zip(*preemptions, strict=True))
     assert simulated_count == pytest.approx(real_count, rel=0.1)
     assert real_count > 10
+
+
+def test_an_engine_learns_how_long_tools_take_in_the_trace(tmp_path: Path) -> None:
+    """A tool that began before the latest one does not count as running still."""
+    from replayed_scheduler import ReplayedScheduler
+
+    settings = BenchSettings("tools", kv_tokens=2048)
+    calls = [TraceCall("c0", (), 64, 64)]
+    for number in range(1, 5):
+        shared = 128 * number
+        calls.append(TraceCall(f"c{number}", (calls[-1].call_id,), 64, shared + 64, 5 * STEP_S, "search", None, shared))
+    engine = ReplayedScheduler(tmp_path, settings, baseline_of("fcfs+next-use"))
+    list(Replay(engine, [TraceProgram("p", tuple(calls))], {"p": 1}, Prompts("0", range(10, 990))).steps())
+    ((tool, times),) = engine._scheduler._kv_order.retention.tool_times.most_seen(1)
+    assert (tool, times._sorted) == ("search", pytest.approx([5 * STEP_S] * 4, abs=STEP_S))

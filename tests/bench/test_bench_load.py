@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_scaling_keeps_shared_prefixes() -> None:
     sizes = [(call.prompt_tokens, call.shared_prefix_tokens, call.output_tokens) for call in program.calls]
     assert sizes == [(13, 6, 4), (18, 17, 1), (16, 10, 1)]
     assert (program.calls[1].gap_s, program.arrival_s) == (10 * STEP_S, 13 * STEP_S)
+
+
+def test_scaled_programs_share_what_their_prompts_share() -> None:
+    """A simulator that read the hash ids of a recorded session would find what its scaled prompts do not share."""
+    ids = array("q", range(8))
+    calls = (TraceCall("a", (), 1, 128, hash_ids=ids), TraceCall("b", ("a",), 1, 512, hash_ids=ids))
+    (program,) = scale_programs(
+        [TraceProgram("p", calls, block_tokens=64)], Scaling(0.5, 999, whole_steps=True)
+    ).programs
+    assert program.block_tokens is None
+    assert not any(call.hash_ids for call in program.calls)
 
 
 def test_calls_that_do_not_fit_are_truncated_and_counted() -> None:

@@ -45,10 +45,12 @@ def test_the_simulator_agrees_with_a_simple_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "has_host"), [("atlas-swap", False), ("atlas-swap+next-use", True), ("atlas+next-use", False)]
+    ("name", "has_host"),
+    [("atlas-swap", False), ("atlas-swap+lru", False), ("atlas-swap+next-use", True), ("atlas+next-use", False)],
 )
 def test_host_memory_is_simulated_where_the_engine_uses_it(name: str, has_host: bool) -> None:
-    """Without a KV policy it is for preempted calls only. Without host memory a KV policy copies nothing."""
+    """Without a KV policy, or with vLLM's order, it is for preempted calls only. Without host memory a KV policy copies
+    nothing."""
     settings = BenchSettings("tools", baselines=(name,))
     engine = simulated_engine(settings, baseline_of(name), StepTime(), 1024)
     assert (engine.host_kv_tokens > 0) == has_host

@@ -43,7 +43,7 @@ from weft.engine.vllm_compat.names import (
     init_none_hash,
     sha256,
 )
-from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
+from weft.engine.wire.control import ProgramsEnded, encode_control
 from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
 MOST_CALL_TOKENS = 4096  # the bare scheduler's model has no longer contexts
@@ -107,7 +107,6 @@ class ReplayedScheduler:
         self._until_s = 0.0  # when the last copy beside the steps is done
         self._beside: deque[tuple[int, float]] = deque()  # by plan: when its copies beside the steps are done
         self._requests: dict[str, Request] = {}
-        self._tools = 0  # that have started
 
     @property
     def copied(self) -> KvCounts:
@@ -128,11 +127,6 @@ class ReplayedScheduler:
             block_hasher=self._hasher,
         )
         self._scheduler.add_request(request)
-
-    def start_tool(self, program_id: ProgramId, tool: str) -> None:
-        self._tools += 1
-        event = ProgramEvent(EventKind.TOOL_STARTED, program_id, tool, run=self._tools)
-        self._scheduler(encode_control(ProgramEvents((event,))))
 
     def end_program(self, program_id: ProgramId) -> None:
         self._scheduler(encode_control(ProgramsEnded((program_id,))))

@@ -92,11 +92,19 @@ class PolicyKvCache(KvCache):
 
     def call_ended(self, call: SimCall, segment: Segment) -> None:
         self._contexts.call_left(call, segment, None, self._now_s)
+        self._drop_empty(segment)
         self._program_changed(call.owner)
 
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
         """A running call waits again, and needs the context that it leaves."""
         self._contexts.call_left(call, segment, self._now_s, self._now_s)
+        self._drop_empty(segment)
+
+    def _drop_empty(self, leaf: Segment | None) -> None:
+        """Drop a leaf that has not filled a block. Otherwise what is before it would not be a leaf."""
+        while leaf is not None and not leaf.tokens and leaf in self._leaves:
+            self._drop(leaf)
+            leaf = leaf.parent
 
     def program_ended(self, program: SimProgram) -> None:
         self._contexts.program_ended(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,7 +124,7 @@ def _with_rate(programs: list[TraceProgram], load: str, source: str) -> list[Tra
 
 
 def scale_programs(programs: Sequence[TraceProgram], scaling: Scaling) -> RoundPrograms:
-    """Scale all lengths and times, and truncate calls that are too long for the engine."""
+    """Scale lengths and times, and truncate calls too long for the engine. Hash ids, of recorded lengths, go."""
     truncated_calls = 0
     scaled_programs = []
     for program in programs:
@@ -137,6 +138,7 @@ def scale_programs(programs: Sequence[TraceProgram], scaling: Scaling) -> RoundP
                 program,
                 arrival_s=scaling.time_s(program.arrival_s),
                 deadline_s=None if program.deadline_s is None else scaling.time_s(program.deadline_s),
+                block_tokens=None,
                 calls=tuple(scaled[call.call_id] for call in program.calls),
             )
         )
@@ -171,6 +173,7 @@ def _scale_call(
         prompt_tokens=prompt,
         output_tokens=output,
         shared_prefix_tokens=min(shared, prompt),
+        hash_ids=array("q"),
         gap_s=scaling.time_s(call.gap_s),
     )
     return scaled_call, is_truncated

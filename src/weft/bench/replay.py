@@ -146,6 +146,7 @@ class Replay:
                 fingerprint=program.spec.fingerprint,
                 tenant=program.spec.tenant,
                 program_calls=row_of_program.calls if row_of_program is not None else 0,
+                tool_started=next((program.calls[each].tool for each in program.children.get(call_id, ())), None) or "",
             )
             extra_args = encode_call(header)
         self._engine.send(EngineCall(request_id, prompt, call.output_tokens, program.arrival_rank, number), extra_args)
@@ -166,9 +167,6 @@ class Replay:
         if not program.calls_left:
             self._end_program(index)
         children = program.children.get(call_id, ())
-        tool = next((program.calls[child].tool for child in children), None)
-        if tool and self._engine.is_program_aware:
-            self._engine.start_tool(_program_id(index), tool)
         for child in children:
             program.missing_parents[child] -= 1
             if not program.missing_parents[child]:

@@ -13,7 +13,7 @@ from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.ids import ProgramId
 from weft.core.kv_cache.config import SwapConfig
-from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
+from weft.engine.wire.control import ProgramsEnded, encode_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,6 @@ class Stepper:
         self.clock = Clock(counts_steps=counts_steps, timer=engine_timer(on_cpu=current_platform.is_cpu()))
         self.meter = Meter()
         self._baseline = baseline
-        self._tools = 0  # that have started
         arguments = capacity.engine_args(model, max_model_len) | self._scheduling_args(capacity, max_model_len)
         # vLLM keeps one KV connector per process, in a global variable. `activate` sets it to this engine's connector.
         self._transfer: Any = kv_transfer_state
@@ -190,19 +189,11 @@ class Stepper:
         priority = call.arrival_rank if self._baseline.stock == "priority" else 0
         self._engine.add_request(call.request_id, rendered, params, arrival_time=float(call.number), priority=priority)
 
-    def start_tool(self, program_id: ProgramId, tool: str) -> None:
-        """Report to Weft's scheduler that a program waits for a tool."""
-        self._tools += 1
-        self._tell(ProgramEvents((ProgramEvent(EventKind.TOOL_STARTED, program_id, tool, run=self._tools),)))
-
     def end_program(self, program_id: ProgramId) -> None:
         """Report to Weft's scheduler that a program has ended."""
-        self._tell(ProgramsEnded((program_id,)))
-
-    def _tell(self, message: ProgramsEnded | ProgramEvents) -> None:
         from weft.engine.vllm_compat.control import send_to_scheduler_sync
 
-        send_to_scheduler_sync(self._engine, encode_control(message))
+        send_to_scheduler_sync(self._engine, encode_control(ProgramsEnded((program_id,))))
 
     def step(self) -> list[Any]:
         """Run one engine step; returns vLLM's `RequestOutput` of each call that ended in the step."""

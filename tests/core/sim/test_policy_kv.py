@@ -41,6 +41,24 @@ def test_without_eviction_the_policy_does_not_matter() -> None:
         assert simulate(programs, settings).to_dict() == plain
 
 
+def test_a_call_that_fills_no_block_leaves_nothing_to_evict() -> None:
+    """What is before it in the cache is then a leaf, as in engines, and can be evicted in its turn."""
+    calls = (TraceCall("a", (), 1, 64), TraceCall("b", ("a",), 1, 70, shared_prefix_tokens=64))
+    program = SimProgram(TraceProgram("p", calls), 0)
+    program.open(0.0, 0)
+    cache = PolicyKvCache(SimSettings(kv_tokens=1024, block_tokens=16), KvPolicyConfig("next-use").make())
+    for index, spec in enumerate(calls):
+        view = program.view
+        call = SimCall(
+            spec.call_id, view, spec.prompt_tokens, spec=spec, owner=program, index=index, inherited=view.attained
+        )
+        own = cache.reserve_call(call, *cache.find(call.prefixes()), spec.prompt_tokens)
+        cache.trim(own, spec.prompt_tokens % 16)
+        cache.release(own)
+        cache.call_ended(call, own)
+    assert [leaf.tokens for leaf in cache._leaves] == [64]
+
+
 def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
     """A tool loop, once with the simulator's segments and once with the blocks of engines: both know a context by the
     same name, expect the same pause and the same new tokens, and give it the same chance."""

@@ -136,7 +136,7 @@ def simulated_engine(
         prefix_cache=not baseline.plain,
         preemption="swap" if baseline.swaps else "recompute",
         kv_policy=baseline.kv_policy,
-        host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,
+        host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy and not baseline.kv_policy.follows_use else 0,
         copies_beside=False,
         kv_token_bytes=1,
         step_time=step_time,
