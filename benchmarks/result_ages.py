@@ -32,7 +32,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "On real engines": ("core/routing", "engine/replicas", "benchmarks/bench_balancer.py"),
     },
     "clients.md": {"": ("core/identity", "engine/serve", "tests/clients")},
-    "coding-sessions.md": {"": SIMULATED},
+    "coding-sessions.md": {"": SIMULATED, "On a real engine": LIVE},
     "fair-share.md": {"": SIMULATED, "Cost": ("engine/scheduler", "core/policies"), "On a real engine": LIVE},
     "forecast.md": {"": ("core/prediction", "core/trace"), "Would `fair` gain from it?": SIMULATED},
     "kv-policies.md": {
