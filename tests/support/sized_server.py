@@ -23,13 +23,13 @@ class _NotedEngine(ServedEngine):
 
 
 def _sizes(served: Any) -> dict[str, int]:
-    engine, programs = served._engine, served.programs
+    engine, programs, requests = served._engine, served.programs, served.requests
     return {
-        "requests": len(served._requests),
-        "admitted": served._requests._admission.calls,
+        "requests": len(requests._requests),
+        "admitted": requests._admission.calls,
         "calls": len(engine._in_flight),
-        "calls of keys": sum(each.calls for each in served._requests._calls_of_keys._admissions.values()),
-        "keys with calls": len(served._requests._calls_of_keys._admissions),
+        "calls of keys": sum(each.calls for each in requests._of_keys.values()),
+        "keys with calls": len(requests._of_keys),
         "programs": len(programs),
         "rows": len(engine.table),
         "busy programs": len(programs._calls),
