@@ -110,6 +110,7 @@ def test_the_programs_of_a_key_are_listed(served: Served) -> None:
     assert row["service_s"] > 0
     with httpx.Client(base_url=served.url, headers={"authorization": "Bearer key-2"}) as other:
         assert other.get("/weft/programs").json() == {"programs": []}
+    assert served.client.delete("/weft/programs/listed").status_code == 204
 
 
 def test_the_last_call_ends_its_program(served: Served) -> None:
