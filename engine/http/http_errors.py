@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from weft.core.errors import (
@@ -111,6 +111,12 @@ def error_for(path: str, status: int, message: str, code: str) -> dict[str, Any]
     return openai_error(status, message, code)
 
 
+def path_of(scope: Mapping[str, Any]) -> str:
+    """A request's path, less that of a proxy in front of the server."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 async def refuse(
     scope: MutableMapping[str, Any],
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
@@ -123,8 +129,7 @@ async def refuse(
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})  # before it was accepted: status 403
         return
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    body = json.dumps(error_for(path, status, message, code)).encode()
+    body = json.dumps(error_for(path_of(scope), status, message, code)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

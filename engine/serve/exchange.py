@@ -23,7 +23,15 @@ from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
 from weft.engine.http.arrivals import Arrivals
 from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.http.http_errors import error_body, error_code, error_for, error_headers, error_status, typed_error
+from weft.engine.http.http_errors import (
+    error_body,
+    error_code,
+    error_for,
+    error_headers,
+    error_status,
+    path_of,
+    typed_error,
+)
 from weft.engine.http.identity import without_scope
 from weft.engine.serve.answers import (
     AnswerReader,
@@ -34,7 +42,7 @@ from weft.engine.serve.answers import (
     report_of,
 )
 from weft.engine.serve.client import ServedEngine
-from weft.engine.serve.keys import ApiKey, key_of, path_of
+from weft.engine.serve.keys import ApiKey, key_of
 from weft.engine.serve.requests import ServedRequest
 from weft.engine.serve.served_calls import REQUEST
 from weft.engine.wire.call_header import check_shown

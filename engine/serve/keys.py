@@ -22,7 +22,7 @@ from weft.core.ids import check_id
 from weft.core.log import get_logger
 from weft.core.routing.refusals import Refused
 from weft.engine.http.check_ids import App, Receive, Scope, Send
-from weft.engine.http.http_errors import refuse
+from weft.engine.http.http_errors import path_of, refuse
 from weft.engine.http.identity import NO_KEY
 from weft.engine.watch.page import PATHS
 from weft.engine.wire.call_header import SCOPE_LENGTH
@@ -257,12 +257,6 @@ def _key_of_request(connection: HTTPConnection) -> ApiKey:
 
 
 RequestKey = Annotated[ApiKey, Depends(_key_of_request)]
-
-
-def path_of(scope: Scope) -> str:
-    """A request's path, less that of a proxy in front of the server."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _is_open(scope: Scope) -> bool:
