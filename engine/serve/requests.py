@@ -122,8 +122,11 @@ class ServedRequests:
         limit = key.max_calls
         if limit is None:
             return
+        admission = self._of_keys.get(key.scope)
+        if admission is None:
+            admission = self._of_keys[key.scope] = Admission(lambda: limit)
         try:
-            self._of_keys.setdefault(key.scope, Admission(lambda: limit)).enter(self._clock())
+            admission.enter(self._clock())
         except OverloadedError as error:
             raise KeyLimitError("max_calls", limit, error.retry_after_s) from None
 
