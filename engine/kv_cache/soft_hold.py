@@ -391,9 +391,6 @@ class TieredHold(SoftHold):
     def copies_reported(self) -> None:
         self._fetches.copies_reported()
 
-    def fetches_void(self) -> None:
-        self._fetches.let_go()
-
     def before_step(self, step: NextStep, now_s: float) -> None:
         """Order the device's blocks, and copy some to host memory and back."""
         self._store.now_s = now_s

@@ -63,7 +63,7 @@ class StoreEvents(Protocol):
     def copies_reported(self) -> None:
         """The workers have reported on a plan."""
 
-    def fetches_void(self) -> None:
+    def let_go(self) -> None:
         """No fetch may be used whose report is not there, and those not yet sent will not be."""
 
 
@@ -255,7 +255,7 @@ class HostStore:
     def _void_fetches(self) -> None:
         self._fetch.clear()
         if self.events is not None:
-            self.events.fetches_void()
+            self.events.let_go()
 
     def _read(self, chain: Sequence[Hashable], first: int, last: int) -> list[int]:
         """The slots of blocks, which are not given up before the plan is handed out."""
@@ -347,11 +347,7 @@ class HostStore:
             for slot, key in self._sent.popleft().keys.items():
                 if slot in lost:
                     self._lose(slot, key)
-        if report.unread:
-            by_slot = {slot: key for key, slot in self.tier.slots.items()}
-            for slot in report.unread:
-                if slot in by_slot and self._plan_of[slot] <= report.number:
-                    self._lose(slot, by_slot[slot])
+        self._lose_unread(report.unread, report.number)
         if report.unread or report.refused:
             self.void()
         if self.events is not None:
@@ -370,10 +366,7 @@ class HostStore:
                     del self._going_out[slot]
                     if slot in done.failed.lost:
                         self._lose(slot, key)
-            by_slot = {slot: key for key, slot in self.tier.slots.items()} if done.failed.unread else {}
-            for slot in done.failed.unread:
-                if slot in by_slot and self._plan_of[slot] <= done.number:
-                    self._lose(slot, by_slot[slot])
+            self._lose_unread(done.failed.unread, done.number)
             self._failed += len({*done.failed.lost, *done.failed.unread}) + len(done.failed.refused)
             if done.failed.refused:
                 self._void_fetches()
@@ -402,6 +395,13 @@ class HostStore:
         for keys in (*sent, *(each.keys for each in self._beside), unsent):
             for slot, key in keys.items():
                 self._lose(slot, key)
+
+    def _lose_unread(self, slots: Sequence[int], number: int) -> None:
+        """Plan `number` could not read these slots. What was written into them since then stays."""
+        by_slot = {slot: key for key, slot in self.tier.slots.items()} if slots else {}
+        for slot in slots:
+            if slot in by_slot and self._plan_of[slot] <= number:
+                self._lose(slot, by_slot[slot])
 
     def _lose(self, slot: int, key: Hashable) -> None:
         if self.tier.slots.get(key) == slot:

@@ -22,7 +22,7 @@ class Voided(StoreEvents):
         self.told: list[set[int]] = []
         store.events = self
 
-    def fetches_void(self) -> None:
+    def let_go(self) -> None:
         self.told.append(self._store.to_fetch)
 
 
