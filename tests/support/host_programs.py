@@ -115,6 +115,9 @@ def play(make: Make, seed: int, **options: Any) -> Any:
     for program in contexts:
         end(h, program)
     h.settle()
-    assert not any(context.is_needed for context in h.scheduler._swap.tier.tree.contexts()), "nobody needs what is left"
+    assert h.scheduler._swap.stats().used == 0 or (
+        h.scheduler._swap.copies_beside
+        and not any(context.is_needed for context in h.scheduler._swap.tier.tree.contexts())
+    ), "what no open program needs is freed, or left for others where copies run beside steps"
     assert h.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 15
     return h

@@ -102,6 +102,7 @@ class Run:
         h.settle()
         left = self.swap.tier.tree.contexts()  # by ended programs, where copies run beside steps
         assert not any(context.is_needed for context in left), "what no open program needs is freed"
+        assert self.swap.copies_beside or self.swap.stats().used == 0, "ended programs leave nothing"
         pool = h.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == len(pool.blocks) - 1, "a block of the device is lost"
         stats, counts = self.swap.stats(), self.swap.counts
