@@ -46,6 +46,7 @@ from weft.core.identity.states import SEVERAL, State, continued, go_on, longest,
 from weft.core.ids import IdSource, ProgramId
 
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
+_DESCRIBED: Final = tuple(each.name for each in dataclasses.fields(Described))
 _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
@@ -221,7 +222,7 @@ class Lineage:
         agent, kind = self._agent(asked, program_id, task.kind if task else "")
         # Without messages and other evidence no later request can be known to continue it.
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
-        fields = {each.name: getattr(evidence, each.name) for each in dataclasses.fields(Described)}
+        fields = {name: getattr(evidence, name) for name in _DESCRIBED}
         fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
         identity = Identity(source, program_id, agent=agent, **fields)
         place = _question_before(said.items, len(said.items))

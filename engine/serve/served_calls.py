@@ -185,7 +185,7 @@ def _named(
             return
     threads: NamedThreads = program.reports.framework_state("threads", NamedThreads)
     call_ids = threads.start_call(
-        *(program.reports, identity.thread_id, identity.parent_thread_id), label=identity.label, agent=identity.agent
+        program.reports, identity.thread_id, identity.parent_thread_id, label=identity.label, agent=identity.agent
     )
     try:
         yield call_ids

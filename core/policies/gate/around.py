@@ -18,7 +18,7 @@ class PolicyAround(Policy):
         kinds = type(self).__mro__
         defined = {name for kind in kinds[: kinds.index(Policy)] for name in vars(kind)}
         for name, member in vars(Policy).items():
-            is_public = not name.startswith("_") and (isinstance(member, int) or inspect.isfunction(member))
+            is_public = not name.startswith("_") and (isinstance(member, int | float) or inspect.isfunction(member))
             if is_public and name not in defined:
                 setattr(self, name, getattr(inner, name))
 
