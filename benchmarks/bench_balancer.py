@@ -23,7 +23,6 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +34,7 @@ from rich.table import Table
 
 import weft
 from weft.core.ids import EngineId
-from weft.core.routing import BALANCERS, Arrival, Balancer, EngineLoad
+from weft.core.routing import BALANCERS, Arrival, Balancer, Loads
 from weft.engine.models.tiny import make_tiny_llama
 from weft.engine.replicas.stealer import Stealer
 
@@ -147,7 +146,7 @@ def count_choices(balancer: Balancer, calls: Counter[str]) -> Balancer:
     """Make a balancer count the calls that it assigns to each replica; returns the balancer."""
     choose = balancer.choose
 
-    def choose_and_count(arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose_and_count(arrival: Arrival, loads: Loads) -> EngineId:
         engine_id = choose(arrival, loads)
         calls[engine_id] += 1
         return engine_id

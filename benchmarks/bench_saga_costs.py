@@ -2,9 +2,10 @@
 
     python benchmarks/bench_saga_costs.py
 
-*Choice* is `affinity` among 64 engines. *Call* is what an execution graph notes of one call, its arrival and its end.
-*Graph* is to add a program that has ended to the graph of its name, and to ask once what is left after a call, which
-works the graph out again. Only the thread's own CPU time counts.
+The rows of balancers have the time to send a call to one of many engines, and to note its end. *Call* is what an
+execution graph notes of one call, its arrival and its end. *Graph* is to add a program that has ended to the graph of
+its name, and to ask once what is left after a call, which works the graph out again. Only the thread's own CPU time
+counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 from bench_forecast import Moment, left_of, play
@@ -26,11 +27,11 @@ from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.prediction import ExecutionGraph
 from weft.core.prediction.cursors import Cursor, ProgramCursors
 from weft.core.prediction.template import Template
-from weft.core.routing import BalancerConfig
-from weft.core.routing.balancer import Arrival, EngineLoad
+from weft.core.routing import BALANCERS, Arrival, BalancerConfig
+from weft.core.routing.replicas import ReplicaSet
 from weft.core.trace.workloads import generate, poisson
 
-ENGINES: Final = 64
+ENGINES: Final = (64, 256, 1024)
 WORKLOADS: Final = ("swe", "web", "tenants")
 
 
@@ -41,14 +42,25 @@ def took_us(work: Callable[[], object]) -> float:
     return (time.thread_time_ns() - before_ns) / 1000
 
 
-def choices_us(calls: int) -> Iterator[float]:
-    """The time of each choice of an engine. The loads change with each call."""
-    rng, balancer = Random(0), BalancerConfig("affinity").make()
-    for _ in range(calls):
-        loads = [EngineLoad(EngineId(f"e{number}"), rng.randrange(20), 16) for number in range(ENGINES)]
-        name = f"p{rng.randrange(1000)}"
-        arrival = Arrival(ProgramId(name), SessionId(name), 1000)
-        yield took_us(partial(balancer.choose, arrival, loads))
+def choices_us(balancer: str, engines: int, calls: int) -> Iterator[float]:
+    """The time of each choice of an engine and an end of a call. Ten calls for each engine are in flight."""
+    rng, replicas, in_flight = Random(0), ReplicaSet(BalancerConfig(balancer).make(), max_calls=16), list[EngineId]()
+    for number in range(engines):
+        replicas.add(EngineId(f"e{number}"))
+        replicas.ready(EngineId(f"e{number}"), 0.0)
+    for number in range(10 * engines + calls):
+        name = f"p{rng.randrange(20 * engines)}"
+        arrival = Arrival(ProgramId(name), SessionId(name), rng.choice((100, 1000, 10_000)))
+        if number < 10 * engines:
+            in_flight.append(cast("EngineId", replicas.dispatch(arrival)))
+            continue
+        leaver = rng.randrange(len(in_flight))
+
+        def choose(arrival: Arrival = arrival, leaver: int = leaver) -> None:
+            replicas.leave(in_flight[leaver])
+            in_flight[leaver] = cast("EngineId", replicas.dispatch(arrival))
+
+        yield took_us(choose)
 
 
 def learn_one(template: Template, counts: ExecutionGraph, cursors: Sequence[Cursor]) -> None:
@@ -62,7 +74,8 @@ def main(
     calls: Annotated[int, typer.Option(help="Choices of an engine.")] = 10_000,
 ) -> None:
     """Measure, and print a table."""
-    rows = {"choice": list(choices_us(calls))}
+    cases = [(balancer, engines) for balancer in BALANCERS for engines in ENGINES]
+    rows = {f"{balancer}, {engines}": list(choices_us(balancer, engines, calls)) for balancer, engines in cases}
     for workload in WORKLOADS:
         made = generate(workload, programs, poisson(Random(0), 1.0), Random(workload))
         templates: dict[str | None, Template] = defaultdict(Template)
@@ -77,7 +90,7 @@ def main(
         table.add_column(heading)
     for name, times_us in rows.items():
         figures = statistics.fmean(times_us), statistics.median(times_us), statistics.quantiles(times_us, n=20)[-1]
-        table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
+        table.add_row(name, *(f"{figure:,.1f}" for figure in figures))
     Console().print(table)
 
 

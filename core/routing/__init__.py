@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, EngineLoad
+from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, EngineLoad, Loads
 from weft.core.routing.balancers import AdaptiveLocality, Affinity, LeastUsed, Locality, RoundRobinBalancer
 from weft.core.routing.registry import DEFAULT_BALANCER, BalancerConfig, register, registration, registrations
 from weft.core.routing.stealing import StealingConfig
@@ -25,6 +25,7 @@ __all__ = [
     "BalancerConfig",
     "EngineLoad",
     "LeastUsed",
+    "Loads",
     "Locality",
     "RoundRobinBalancer",
     "StealingConfig",

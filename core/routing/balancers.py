@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.registries import check_number
-from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, EngineLoad
+from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, Loads
 from weft.core.routing.registry import register
 
 
@@ -18,18 +17,18 @@ from weft.core.routing.registry import register
 class RoundRobinBalancer(Balancer):
     """Chooses one engine after another, for any call and any load."""
 
-    def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
         del arrival
-        return min(loads, key=self.last_choice).engine_id
+        return loads.longest_ago
 
 
 @register("least_used", "the engine with the fewest calls in flight, those in its queue included")
 class LeastUsed(Balancer):
     """Chooses the engine with the fewest calls in flight."""
 
-    def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
         del arrival
-        return self.least_used(loads)
+        return loads.least_used
 
 
 _THRESHOLD_TOKENS: Final = 2048
@@ -54,32 +53,26 @@ class LocalityParameters:
 
 
 @register("locality", "Autellix: short prompts to the least used engine, others to their program's", LocalityParameters)
-class Locality(AssigningBalancer[ProgramId]):
+class Locality(AssigningBalancer):
     """Sends short calls to the least used engine and long calls to the engine of their program.
 
     A short prompt is mostly a system prompt, which every engine has cached. A long prompt shares most of its prefix
     with its own program only.
-
-    Args:
-        threshold_tokens: the longest prompt that counts as short, in tokens (line 2).
     """
 
     def __init__(self, threshold_tokens: int = _THRESHOLD_TOKENS) -> None:
         super().__init__()
         self._threshold_tokens = threshold_tokens
 
-    def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
         if arrival.prompt_tokens <= self._threshold_tokens:  # line 2
-            return self.least_used(loads)  # line 3
+            return loads.least_used  # line 3
         engine_id = self._assigned.get(arrival.program_id)
         if engine_id is None:
-            engine_id = self._assigned[arrival.program_id] = self.least_used(loads)  # lines 9-10
-        if all(load.engine_id != engine_id for load in loads):  # the engine is full: only this call goes elsewhere
-            return self.least_used(loads)
+            engine_id = self._assigned[arrival.program_id] = loads.least_used  # lines 9-10
+        if loads.calls(engine_id) is None:  # the engine is full: only this call goes elsewhere
+            return loads.least_used
         return engine_id  # line 6
-
-    def end_program(self, program_id: ProgramId) -> None:
-        self._assigned.pop(program_id, None)
 
 
 By = Literal["program", "session"]
@@ -111,7 +104,7 @@ class AffinityParameters:
 
 
 @register("affinity", "SAGA: the session's engine, unless it is overloaded", AffinityParameters)
-class Affinity(AssigningBalancer[ProgramId | SessionId]):
+class Affinity(AssigningBalancer):
     """Sends a call to the engine that has its session's cache, unless that engine is overloaded (eq. 7).
 
     A call whose engine is overloaded goes to the least loaded engine. Its session is assigned to that engine from then
@@ -120,10 +113,6 @@ class Affinity(AssigningBalancer[ProgramId | SessionId]):
     The paper defines neither load nor capacity, and does not say whether a session whose call went elsewhere returns.
     Here load is the number of calls in flight, and capacity the number of calls that an engine runs at once, because a
     balancer knows both without asking. An engine that is short of KV with fewer calls does not count as overloaded.
-
-    Args:
-        threshold: the load from which an engine counts as overloaded, as a share of its capacity.
-        by: what stays on an engine, a "session" or a "program".
     """
 
     def __init__(self, threshold: float = _THRESHOLD, by: By = "session") -> None:
@@ -131,13 +120,13 @@ class Affinity(AssigningBalancer[ProgramId | SessionId]):
         self._threshold = threshold
         self._by = by
 
-    def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
         key = arrival.program_id if self._by == "program" else arrival.session_id
         assigned = self._assigned.get(key)
-        own = next((load for load in loads if load.engine_id == assigned), None)
-        if own is not None and own.calls < self._threshold * own.capacity:
-            return own.engine_id
-        chosen = self._assigned[key] = self.least_used(loads)
+        calls = loads.calls(assigned)
+        if assigned is not None and calls is not None and calls < self._threshold * loads.capacity:
+            return assigned
+        chosen = self._assigned[key] = loads.least_used
         return chosen
 
     def end_program(self, program_id: ProgramId) -> None:
@@ -172,7 +161,7 @@ class AdaptiveLocalityParameters:
 
 
 @register("adaptive_locality", "the program's engine, unless it is too busy for the prompt", AdaptiveLocalityParameters)
-class AdaptiveLocality(AssigningBalancer[ProgramId]):
+class AdaptiveLocality(AssigningBalancer):
     """Algorithm 2 of Autellix with a threshold that follows the load.
 
     Algorithm 2 sends every short prompt to the least used engine. That pays if waiting costs more than computing the
@@ -184,27 +173,20 @@ class AdaptiveLocality(AssigningBalancer[ProgramId]):
     while its prompt is computed again: none on an idle engine, and many on a busy one. At equal load the threshold is
     0, and programs stay. A program whose call goes to the least used engine is assigned to that engine, which then has
     its whole prompt.
-
-    Args:
-        idle_tokens: the prompt tokens that are worth computing again on an idle engine to be ahead of one call.
     """
 
     def __init__(self, idle_tokens: float = _IDLE_TOKENS) -> None:
         super().__init__()
         self._idle_tokens = idle_tokens
 
-    def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
-        least = self.least_used(loads)
-        calls = {load.engine_id: load.calls for load in loads}
+    def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
+        least = loads.least_used
         assigned = self._assigned.get(arrival.program_id)
-        if assigned is not None and assigned not in calls:  # the engine is full: only this call goes elsewhere
-            return least
         if assigned is not None:
-            threshold_tokens = self._idle_tokens * (calls[assigned] - calls[least]) / (1 + calls[least])
-            if arrival.prompt_tokens > threshold_tokens:
+            calls, fewest = loads.calls(assigned), loads.fewest_calls
+            if calls is None:  # the engine is full: only this call goes elsewhere
+                return least
+            if arrival.prompt_tokens > self._idle_tokens * (calls - fewest) / (1 + fewest):
                 return assigned
         self._assigned[arrival.program_id] = least
         return least
-
-    def end_program(self, program_id: ProgramId) -> None:
-        self._assigned.pop(program_id, None)

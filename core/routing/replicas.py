@@ -12,14 +12,16 @@ clock. It is not thread-safe: change it from one thread only. `health` may be re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from weft.core.errors import ReplicaError
 from weft.core.ids import EngineId
-from weft.core.routing.balancer import Arrival, Balancer, EngineLoad
+from weft.core.routing.balancer import Arrival, Balancer, Loads
 
 
 class ReplicaState(StrEnum):
@@ -31,26 +33,13 @@ class ReplicaState(StrEnum):
     DOWN = "down"  # it died, or did not start; it is started again after a pause
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """The pause before a failed replica is started again. The pause grows with each failure in a row.
+_LONGEST_PAUSE_S: Final = 60.0
+_STABLE_S: Final = 60.0  # a replica that was ready for so long starts again with the first pause
 
-    Args:
-        first_s: seconds after the first failure.
-        factor: the ratio of one pause to the pause before it.
-        longest_s: the longest pause in seconds.
-        stable_s: a replica that was ready for this many seconds starts again with the first pause.
-    """
 
-    first_s: float = 1.0
-    factor: float = 2.0
-    longest_s: float = 60.0
-    stable_s: float = 60.0
-
-    def pause_s(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row, 1 or more."""
-        exponent = min(failures - 1, 64)  # large enough for any longest_s; the power does not overflow
-        return min(self.first_s * self.factor**exponent, self.longest_s)
+def pause_s(failures: int) -> float:
+    """Seconds before a replica is started again after so many failures in a row, 1 or more: 1, 2, 4, … 60."""
+    return min(2.0 ** min(failures - 1, 64), _LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +59,7 @@ class ReplicaHealth:
 @dataclass(slots=True)
 class _Replica:
     engine_id: EngineId
+    number: int  # in the order in which they were added
     state: ReplicaState = ReplicaState.STARTING
     calls: int = 0
     deaths: int = 0
@@ -87,18 +77,17 @@ class ReplicaSet:
         balancer: chooses among the replicas that can take a call.
         max_calls: the most calls in flight on one replica, running or in its queue. A replica with so many calls is not
             offered to the balancer.
-        backoff: the pauses before restarts.
 
     Attributes:
-        calls_at_once: the most calls that one replica runs at once, once a replica has started and says so.
+        loads: the replicas that take calls. Its `capacity` is `max_calls` until a replica has started and says so.
     """
 
-    def __init__(self, balancer: Balancer, *, max_calls: int, backoff: Backoff | None = None) -> None:
+    def __init__(self, balancer: Balancer, *, max_calls: int) -> None:
         self.balancer = balancer
-        self.calls_at_once = max_calls
+        self.loads = Loads(max_calls, max_calls)
         self._max_calls = max_calls
-        self._backoff = backoff or Backoff()
         self._replicas: dict[EngineId, _Replica] = {}
+        self._numbers = itertools.count()
 
     # -- calls
 
@@ -112,20 +101,13 @@ class ReplicaSet:
         Returns:
             The replica, or None if no replica can take the call now.
         """
-        able = [r for r in self._replicas.values() if r.state is ReplicaState.READY and r.calls < self._max_calls]
-        able = [r for r in able if r.engine_id not in avoid] or able
-        if not able:
+        if not self.loads.can_take_a_call:
             return None
-        chosen = self.balancer.choose(arrival, [self._load(replica) for replica in able])
+        others = self.loads.without(avoid) if avoid else self.loads
+        chosen = self.balancer.choose(arrival, others if others.can_take_a_call else self.loads)
+        self.loads.add(chosen, is_choice=True)
         self._replicas[chosen].calls += 1
         return chosen
-
-    def _load(self, replica: _Replica) -> EngineLoad:
-        return EngineLoad(replica.engine_id, replica.calls, self.calls_at_once)
-
-    def loads(self) -> list[EngineLoad]:
-        """The loads of the replicas that take calls."""
-        return [self._load(replica) for replica in self._replicas.values() if replica.state is ReplicaState.READY]
 
     def move(self, engine_id: EngineId) -> bool:
         """Count a call that has not begun as in flight on another replica as well, until `leave` is called for each.
@@ -133,20 +115,32 @@ class ReplicaSet:
         Returns:
             Whether that replica takes the call. If not, `dispatch` finds another.
         """
-        replica = self._replicas.get(engine_id)
-        if replica is None or replica.state is not ReplicaState.READY or replica.calls >= self._max_calls:
+        if self.loads.calls(engine_id) is None:
             return False
-        replica.calls += 1
+        replica = self._replicas[engine_id]
+        self._count(replica, 1)
         replica.stolen += 1
         return True
 
     def leave(self, engine_id: EngineId) -> None:
         """Note that a dispatched call has ended on its replica, with or without success."""
-        replica = self._replicas.get(engine_id)
-        if replica is not None:
-            replica.calls -= 1
+        if (replica := self._replicas.get(engine_id)) is not None:
+            self._count(replica, -1)
+
+    def _count(self, replica: _Replica, calls: int) -> None:
+        replica.calls += calls
+        if replica.state is ReplicaState.READY:
+            self.loads.add(replica.engine_id, calls)
 
     # -- replicas
+
+    def _enter(self, replica: _Replica, state: ReplicaState) -> None:
+        """Change a replica's state. Only those that are ready take calls."""
+        was_ready, replica.state = replica.state is ReplicaState.READY, state
+        if state is ReplicaState.READY and not was_ready:
+            self.loads.open(replica.engine_id, replica.number, replica.calls)
+        elif was_ready and state is not ReplicaState.READY:
+            self.loads.close(replica.engine_id)
 
     def add(self, engine_id: EngineId) -> None:
         """Add a replica that is being started.
@@ -156,7 +150,7 @@ class ReplicaSet:
         """
         if engine_id in self._replicas:
             raise ReplicaError(f"there is a replica {engine_id} already; give each replica its own name.")
-        self._replicas[engine_id] = _Replica(engine_id)
+        self._replicas[engine_id] = _Replica(engine_id, next(self._numbers))
 
     def ready(self, engine_id: EngineId, now_s: float) -> None:
         """Note that a replica has started. A replica that was drained meanwhile stays drained.
@@ -167,7 +161,7 @@ class ReplicaSet:
         replica = self._get(engine_id)
         replica.ready_at_s = now_s
         if replica.state is ReplicaState.STARTING:
-            replica.state = ReplicaState.READY
+            self._enter(replica, ReplicaState.READY)
 
     def down(self, engine_id: EngineId, reason: str, now_s: float) -> None:
         """Note that a replica died, or did not start.
@@ -178,22 +172,22 @@ class ReplicaSet:
             ReplicaError: there is no such replica.
         """
         replica = self._get(engine_id)
-        if now_s - replica.ready_at_s >= self._backoff.stable_s:
+        if now_s - replica.ready_at_s >= _STABLE_S:
             replica.failures = 0
         replica.failures += 1
         replica.deaths += 1
         replica.ready_at_s = math.nan
         replica.reason = reason
         if replica.state is not ReplicaState.DRAINING:
-            replica.state = ReplicaState.DOWN
-            replica.restart_at_s = now_s + self._backoff.pause_s(replica.failures)
+            self._enter(replica, ReplicaState.DOWN)
+            replica.restart_at_s = now_s + pause_s(replica.failures)
         self.balancer.lose_engine(engine_id)  # last, because a balancer may come from a user and raise
 
     def due(self, now_s: float) -> list[EngineId]:
         """Return the replicas to start again now. They count as starting from this call on."""
         due = [r for r in self._replicas.values() if r.state is ReplicaState.DOWN and r.restart_at_s <= now_s]
         for replica in due:
-            replica.state = ReplicaState.STARTING
+            self._enter(replica, ReplicaState.STARTING)
         return [replica.engine_id for replica in due]
 
     def drain(self, engine_id: EngineId) -> None:
@@ -202,7 +196,7 @@ class ReplicaSet:
         Raises:
             ReplicaError: there is no such replica.
         """
-        self._get(engine_id).state = ReplicaState.DRAINING
+        self._enter(self._get(engine_id), ReplicaState.DRAINING)
         self.balancer.lose_engine(engine_id)
 
     def resume(self, engine_id: EngineId, now_s: float, *, is_starting: bool) -> None:
@@ -218,12 +212,12 @@ class ReplicaSet:
         """
         replica = self._get(engine_id)
         if not math.isnan(replica.ready_at_s):
-            replica.state = ReplicaState.READY
+            self._enter(replica, ReplicaState.READY)
         elif is_starting:
-            replica.state = ReplicaState.STARTING
+            self._enter(replica, ReplicaState.STARTING)
         else:
-            replica.state = ReplicaState.DOWN
-            replica.restart_at_s = now_s + self._backoff.pause_s(replica.failures)
+            self._enter(replica, ReplicaState.DOWN)
+            replica.restart_at_s = now_s + pause_s(replica.failures)
 
     def remove(self, engine_id: EngineId) -> None:
         """Remove a replica that is gone.
@@ -231,7 +225,7 @@ class ReplicaSet:
         Raises:
             ReplicaError: there is no such replica.
         """
-        self._get(engine_id)
+        self._enter(self._get(engine_id), ReplicaState.DRAINING)
         del self._replicas[engine_id]
         self.balancer.lose_engine(engine_id)
 
@@ -260,7 +254,7 @@ class ReplicaSet:
     @property
     def ready_count(self) -> int:
         """The number of replicas that take calls."""
-        return sum(replica.state is ReplicaState.READY for replica in list(self._replicas.values()))
+        return len(self.loads)
 
     @property
     def capacity(self) -> int:
@@ -275,17 +269,11 @@ class ReplicaSet:
 
     def health(self, now_s: float) -> list[ReplicaHealth]:
         """The health of every replica, in the order in which they were added."""
+        rows = list(self._replicas.values())
+        pauses_s = {r.engine_id: max(0.0, r.restart_at_s - now_s) for r in rows if r.state is ReplicaState.DOWN}
         return [
-            ReplicaHealth(
-                replica.engine_id,
-                replica.state,
-                replica.calls,
-                replica.deaths,
-                max(0.0, replica.restart_at_s - now_s) if replica.state is ReplicaState.DOWN else None,
-                replica.reason,
-                stolen=replica.stolen,
-            )
-            for replica in list(self._replicas.values())
+            ReplicaHealth(r.engine_id, r.state, r.calls, r.deaths, pauses_s.get(r.engine_id), r.reason, stolen=r.stolen)
+            for r in rows
         ]
 
     def __len__(self) -> int:

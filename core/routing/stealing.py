@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId
 from weft.core.registries import check_number
-from weft.core.routing.balancer import EngineLoad
+from weft.core.routing.balancer import EngineLoad, Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Stealing:
         self._idle_since_s: dict[EngineId, float] = {}
         self._moved_s: dict[ProgramId, float] = {}  # by program, its last move; the oldest first
 
-    def is_uneven(self, loads: Sequence[EngineLoad]) -> bool:
+    def is_uneven(self, loads: Loads) -> bool:
         """Whether the loads alone allow a steal. If not, `decide` need not be called, and idle times begin again."""
-        uneven = len(loads) > 1 and self._exceeds(max(load.calls for load in loads), min(load.calls for load in loads))
+        uneven = len(loads) > 1 and self._exceeds(loads.most_calls, loads.fewest_calls)
         if not uneven:
             self._idle_since_s.clear()
         return uneven

@@ -15,7 +15,7 @@ from weft.core.errors import SimulationError
 from weft.core.identity.idle import IdleTimes
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import ProgramChanged, registration
-from weft.core.routing.balancer import Arrival, EngineLoad
+from weft.core.routing.balancer import Arrival, Loads
 from weft.core.routing.stealing import EngineQueue, Stealing
 from weft.core.sim.kv_cache.blocks import block_ends, share_full_blocks
 from weft.core.sim.replica import SimReplica
@@ -109,8 +109,10 @@ class _Simulation:
         ]
         self._balancer = settings.balancer.make()
         self._engine_ids = [EngineId(f"engine-{number}") for number in numbers]
-        self._loads = [EngineLoad(engine_id, 0, settings.batch_size) for engine_id in self._engine_ids]
+        self._loads = Loads(settings.batch_size)
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
+        for engine_id, number in self._number_of.items():
+            self._loads.open(engine_id, number)
         self._stealing = Stealing(settings.stealing) if settings.stealing is not None else None
         self._look_is_planned = False  # whether there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
@@ -233,13 +235,9 @@ class _Simulation:
             return 0
         name = program.spec.program
         arrival = Arrival(ProgramId(name), SessionId(name), prompt_tokens)
-        number = self._number_of[self._balancer.choose(arrival, self._loads)]
-        self._add_load(number, 1)
-        return number
-
-    def _add_load(self, number: int, calls: int) -> None:
-        load = self._loads[number]
-        self._loads[number] = load._replace(calls=load.calls + calls)
+        engine_id = self._balancer.choose(arrival, self._loads)
+        self._loads.add(engine_id, is_choice=True)
+        return self._number_of[engine_id]
 
     def _call_ends(self, call: SimCall, replica: SimReplica) -> None:
         program, number = call.owner, replica.number
@@ -248,7 +246,7 @@ class _Simulation:
         replica.policy.on_event(ProgramChanged(program.view))
         self._waits_s[program.number] += call.total_wait_s
         self._services_s[program.number] += call.total_service_s
-        self._add_load(number, -1)
+        self._loads.add(self._engine_ids[number], -1)
 
     def _start_children(self, call: SimCall, now_s: float) -> None:
         program = call.owner
@@ -308,9 +306,8 @@ class _Simulation:
         self._look_is_planned = False
         if not stealing.is_uneven(self._loads):
             return
-        queues = [
-            EngineQueue(*each) for each in zip(self._loads, [r.waiting_count for r in self._replicas], strict=True)
-        ]
+        waiting = {engine_id: self._replicas[number].waiting_count for engine_id, number in self._number_of.items()}
+        queues = [EngineQueue(load, waiting[load.engine_id]) for load in self._loads.all()]
         steal = stealing.decide(queues, now_s)
         if steal is not None:
             victim, thief = (self._replicas[self._number_of[each]] for each in (steal.victim, steal.thief))
@@ -323,8 +320,8 @@ class _Simulation:
     def _move(self, call: SimCall, victim: SimReplica, thief: SimReplica, now_s: float) -> None:
         if victim.take_back(call, now_s):
             self._add_jump_end(victim)
-        self._add_load(victim.number, -1)
-        self._add_load(thief.number, 1)
+        self._loads.add(self._engine_ids[victim.number], -1)
+        self._loads.add(self._engine_ids[thief.number])
         self._counts.moved += 1
         self._give(call, thief, now_s)
 

@@ -30,7 +30,7 @@ class DispatchQueue:
 
     def __init__(self, model: str, replicas: ReplicaSet) -> None:
         self._model = model
-        self._replicas = replicas
+        self.replicas = replicas
         self._waiting: deque[_WaitingCall] = deque()
 
     def __len__(self) -> int:
@@ -59,17 +59,9 @@ class DispatchQueue:
                 self.leave(call.assigned.result())
             raise
 
-    def move(self, engine_id: EngineId) -> bool:
-        """Send a call that has not begun to a replica. It is then in flight there until `leave`.
-
-        Returns:
-            Whether the replica takes it. If not, `dispatch` the call again.
-        """
-        return self._replicas.move(engine_id)
-
     def leave(self, engine_id: EngineId) -> None:
         """A call has left a replica. The first waiting call may go there."""
-        self._replicas.leave(engine_id)
+        self.replicas.leave(engine_id)
         self.dispatch_waiting()
 
     def dispatch_waiting(self) -> None:
@@ -81,7 +73,7 @@ class DispatchQueue:
             call = self._waiting[0]
             if not call.assigned.done():
                 try:
-                    engine_id = self._replicas.dispatch(call.arrival, call.avoid)
+                    engine_id = self.replicas.dispatch(call.arrival, call.avoid)
                 except Exception as error:  # of a balancer; it concerns this call, not the one that has left
                     call.assigned.set_exception(error)
                 else:
@@ -95,4 +87,4 @@ class DispatchQueue:
         while self._waiting:
             call = self._waiting.popleft()
             if not call.assigned.done():
-                call.assigned.set_exception(NoReplicaError(self._model, waited_s, self._replicas.reason))
+                call.assigned.set_exception(NoReplicaError(self._model, waited_s, self.replicas.reason))

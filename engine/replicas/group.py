@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from weft.core.ids import CallId, EngineId
 from weft.core.routing.admission import Admission
@@ -23,7 +24,7 @@ class ReplicaGroup:
     Args:
         model: The model's name.
         states: For its replicas.
-        make, forget, start_timeout_s, clock: As for `Supervisor`.
+        make, clock, others: As for `Supervisor`.
 
     Attributes:
         endpoint, llm: What serves the model's calls, and the router to its replicas; there once it has started.
@@ -33,28 +34,13 @@ class ReplicaGroup:
     llm: RoutedLLM
 
     def __init__(
-        self,
-        model: str,
-        states: ReplicaSet,
-        *,
-        make: Callable[[], Replica],
-        forget: Callable[[EngineId, bool], None],
-        start_timeout_s: float,
-        clock: Callable[[], float],
+        self, model: str, states: ReplicaSet, *, make: Callable[[], Replica], clock: Callable[[], float], **others: Any
     ) -> None:
         self.states = states
         self._model = model
         self._clock = clock
         self._queue = DispatchQueue(model, states)
-        self.supervisor = Supervisor(
-            model,
-            replicas=states,
-            queue=self._queue,
-            make=make,
-            forget=forget,
-            start_timeout_s=start_timeout_s,
-            clock=clock,
-        )
+        self.supervisor = Supervisor(model, replicas=states, queue=self._queue, make=make, clock=clock, **others)
         self._parts: list[Supervisor | RoutedLLM | Stealer] = [self.supervisor]  # in the order of their ends
 
     async def start(
@@ -79,7 +65,7 @@ class ReplicaGroup:
         first = await supervisor.begin(replicas)
         assert first.llm is not None  # noqa: S101  it has just started
         config = first.llm.vllm_config
-        states.calls_at_once = config.scheduler_config.max_num_seqs
+        states.loads.capacity = config.scheduler_config.max_num_seqs
         self.llm = llm = RoutedLLM(config, self._queue, supervisor.replica, on_assigned, supervisor.note_death)
         self._parts.append(llm)
         if stealing is not None:

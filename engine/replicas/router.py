@@ -103,7 +103,7 @@ class Router:
                     return
                 except CallMovedError as moved:
                     tried.pop()
-                    thief = moved.engine_id if self._queue.move(moved.engine_id) else None
+                    thief = moved.engine_id if self._queue.replicas.move(moved.engine_id) else None
                 except ReplicaGoneError:
                     self._on_death(engine_id)
                     if has_delivered or len(tried) == MAX_ATTEMPTS:
@@ -138,22 +138,15 @@ class RoutedLLM(Router):
 
     Args:
         config: vLLM's, of a replica.
-        queue, replica, on_assigned, on_death: As for `Router`.
+        router: The arguments of `Router`.
     """
 
     # Only replicas die. They are started again, and calls wait for them or go elsewhere.
     errored = False
     dead_error = EngineDeadError()
 
-    def __init__(
-        self,
-        config: VllmConfig,
-        queue: DispatchQueue,
-        replica: Callable[[EngineId], Replica | None],
-        on_assigned: Callable[[CallId, EngineId], None],
-        on_death: Callable[[EngineId], None],
-    ) -> None:
-        super().__init__(queue, replica, on_assigned, on_death)
+    def __init__(self, config: VllmConfig, *router: Any) -> None:
+        super().__init__(*router)
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)

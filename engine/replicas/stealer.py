@@ -75,13 +75,13 @@ class Stealer:
         Returns:
             The number of calls that have moved.
         """
-        loads = self._states.loads()
-        if not self._stealing.is_uneven(loads):
+        if not self._stealing.is_uneven(self._states.loads):
             return 0
+        loads = self._states.loads.all()
         answers = await asyncio.gather(*(self._ask(load.engine_id) for load in loads))
         lengths = {load.engine_id: answer["waiting"] for load, answer in zip(loads, answers, strict=True) if answer}
-        loads = [load for load in self._states.loads() if load.engine_id in lengths]  # as of now
-        queues = [EngineQueue(load, lengths[load.engine_id]) for load in loads]
+        now = self._states.loads.all()
+        queues = [EngineQueue(load, lengths[load.engine_id]) for load in now if load.engine_id in lengths]
         steal = self._stealing.decide(queues, self._clock())
         return await self._carry_out(steal) if steal is not None else 0
 

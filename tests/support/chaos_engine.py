@@ -275,7 +275,7 @@ class ChaosEngine(FrontEnd):
         self.states = ReplicaSet(
             rng.choice([LeastUsed(), Affinity(threshold=math.inf), Locality(threshold_tokens=0)]), max_calls=MAX_CALLS
         )
-        self.states.calls_at_once = SLOTS
+        self.states.loads.capacity = SLOTS
         self.queue = DispatchQueue(self.model, self.states)
         numbers = itertools.count()
         self.supervisor = Supervisor(

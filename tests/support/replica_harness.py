@@ -11,7 +11,7 @@ from polling import until
 
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.routing import Arrival, Balancer, LeastUsed
-from weft.core.routing.replicas import Backoff, ReplicaHealth, ReplicaSet
+from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.core.testing import FakeClock
 
 CALL = Arrival(ProgramId("p"), SessionId("s"), 10)
@@ -84,7 +84,7 @@ class Harness:
         from weft.engine.replicas.supervisor import Supervisor
 
         self.clock = FakeClock()
-        self.states = CountedReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
+        self.states = CountedReplicaSet(balancer or LeastUsed(), max_calls=max_calls)
         self.queue = DispatchQueue("m", self.states)
         self.made: list[FakeReplica] = []
         self.starts: list[Exception | None] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from weft.core.routing import (
     Arrival,
     Balancer,
     BalancerConfig,
-    EngineLoad,
+    Loads,
     register,
     registration,
     registrations,
@@ -119,9 +118,9 @@ def add_pinned() -> None:
             super().__init__()
             self.index = index
 
-        def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+        def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
             del arrival
-            return loads[self.index % len(loads)].engine_id
+            return loads.all()[self.index % len(loads)].engine_id
 
 
 @pytest.mark.usefixtures("scratch_registry")
@@ -130,7 +129,9 @@ def test_a_registered_balancer_is_configured_by_name() -> None:
     add_pinned()
     assert registration("pinned").parameters is PinnedParameters
     balancer = BalancerConfig("pinned", index=1).make()
-    loads = [EngineLoad(EngineId("a"), 0, 10), EngineLoad(EngineId("b"), 9, 10)]
+    loads = Loads(capacity=10)
+    loads.open(EngineId("a"), 0)
+    loads.open(EngineId("b"), 1)
     assert balancer.choose(Arrival(ProgramId("p"), SessionId("s"), 1), loads) == "b"
     with pytest.raises(BalancerError, match="balancer 'pinned' has no parameter 'load_ratio'; it has index"):
         BalancerConfig("pinned", load_ratio=2.0)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId
-from weft.core.routing import EngineLoad, StealingConfig
+from weft.core.routing import EngineLoad, Loads, StealingConfig
 from weft.core.routing.stealing import EngineQueue, Steal, Stealing
 
 A, B = EngineId("a"), EngineId("b")
@@ -68,7 +68,10 @@ def test_loads_that_are_even_end_all_idleness() -> None:
     """Queues are not asked for meanwhile, so nobody knows that they stayed empty."""
     stealing = Stealing(StealingConfig())
     stealing.decide([queue(A, 0, 0), queue(B, 12, 10)], 0.0)
-    assert not stealing.is_uneven([EngineLoad(A, 2, CAPACITY), EngineLoad(B, 4, CAPACITY)])
+    loads = Loads(CAPACITY)
+    loads.open(A, 0, 2)
+    loads.open(B, 1, 4)
+    assert not stealing.is_uneven(loads)
     assert stealing.decide([queue(A, 0, 0), queue(B, 12, 10)], 0.1) is None
 
 
@@ -150,7 +153,10 @@ class StealingMachine(RuleBasedStateMachine):
     def look(self, after_s: float) -> None:
         self.now_s += after_s
         queues = self.queues()
-        if not self.stealing.is_uneven([queue.load for queue in queues]):
+        loads = Loads(CAPACITY)
+        for number, queue in enumerate(queues):
+            loads.open(queue.load.engine_id, number, queue.load.calls)
+        if not self.stealing.is_uneven(loads):
             self.looks.append((self.now_s, None))
             return
         self.looks.append((self.now_s, {queue.load.engine_id: queue.waiting for queue in queues}))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from replica_harness import A, B, FakeReplica, Harness
 
 from weft.core.errors import EngineStartError
-from weft.core.routing import Arrival, EngineLoad, LeastUsed
+from weft.core.routing import Arrival, LeastUsed, Loads
 from weft.engine.processes.logs import START_MARK
 from weft.engine.replicas.local import LocalReplica
 from weft.engine.vllm_compat.names import AsyncEngineArgs
@@ -87,7 +87,7 @@ class FaultyHarness(Harness):
         faults = self.faults
 
         class FaultyBalancer(LeastUsed):
-            def choose(self, arrival: Arrival, loads: list[EngineLoad]) -> Any:
+            def choose(self, arrival: Arrival, loads: Loads) -> Any:
                 faults.use("choose")
                 return super().choose(arrival, loads)
 
