@@ -16,10 +16,11 @@ T      ?=
 USUAL  := not slow and not soak and not package and not clients
 TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder that has it, such as PyTorch's own: \
   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
-# Of `make soak`, `make soak-serve` and `make fuzz`.
+# Of `make soak`, `make soak-serve`, `make fuzz` and `make simulate`.
 HOURS  ?= 4
 MINUTES ?= 30
 SEED   ?= 0
+SEEDS  ?= 0
 SECONDS ?= 600
 # Of `make results`: a folder with recorded programs (docs/results/leaderboard.md), and SMALL=1 for a third of the settings.
 TRACES ?= build/traces
@@ -31,7 +32,7 @@ GPU_PYTHON ?= 3.12
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-with-engine test-without-engine test-core \
   test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
-  gpu-check-wheels fuzz soak soak-serve \
+  gpu-check-wheels fuzz simulate soak soak-serve \
   package lint lint-deploy docs docs-serve results result-ages house lock clean
 
 help:
@@ -52,6 +53,7 @@ help:
 	@echo "make gpu-check  build, test and measure the swap kernel on a GPU, within nine minutes; one step: STEP=tests"
 	@echo "make gpu-check-wheels  packages to bring along to a machine with a GPU and no network (GPU_PYTHON=3.12)"
 	@echo "make fuzz       fuzz targets for SECONDS=600 each, guided by coverage; T=trace for one (findings in build/fuzz)"
+	@echo "make simulate   lives of an engine in virtual time, with faults, for SEEDS=1000 seeds from SEED=0 on; one again: SEED=8 TRACE=1"
 	@echo "make soak       clients of every kind for HOURS=4; memory must stay flat; results in build/soak"
 	@echo "make soak-serve a thousand programs over HTTP for MINUTES=30; memory must stay flat; results in build/soak-serve"
 	@echo "                test, test-core, test-slow, test-soak: only some paths with T=, such as T=tests/core/policies"
@@ -173,7 +175,11 @@ test-core: setup
 test-slow: model
 	@$(BIN)/python -m pytest -m slow $(T)
 
-test-soak: setup
+test-simulate: setup
+	@PYTHONPATH=tests/support:tests/simulated $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \
+	  $(if $(TRACE),--trace)
+
+soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
 
 # What CI's hour has no room for. Each step prints its seconds.

@@ -208,14 +208,11 @@ class AsyncMultiLLMEngine(FrontEnd):
     def admissions(self) -> dict[str, Admission]:
         return {model: group.endpoint.admission for model, group in self._groups.items()}
 
-    def _group(self, model: str | None) -> ReplicaGroup:
-        return _group(self._groups, model or self.model)
-
     # -- what a server asks
 
     def served(self, model: str | None = None) -> tuple[ModelEndpoint, RoutedLLM]:
         """The endpoint of a model (None: of the first) and the router to its replicas, for the engine's event loop."""
-        group = self._group(model)
+        group = _group(self._groups, model or self.model)
         return group.endpoint, group.llm
 
     # -- replicas
@@ -258,7 +255,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             UnknownModelError, EngineClosedError: There is no such model, or the engine was shut down.
             EngineStartError, ModelNotFoundError: The replica did not start. The others are not affected.
         """
-        replica = await self._on_loop(self._group(model).supervisor.add())
+        replica = await self._on_loop(_group(self._groups, model or self.model).supervisor.add())
         return replica.engine_id
 
     async def remove_replica(self, engine_id: EngineId, timeout_s: float | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from weft.engine.vllm_compat.names import (
     EngineDeadError,
     RequestOutput,
     VLLMClientError,
-    VllmConfig,
 )
 
 
@@ -143,10 +143,8 @@ class LocalReplica(Replica):
             log.write(f"{START_MARK}{self.engine_id} of {self._model} starts\n")
         with launch_environment(START_WRITES, quiet()):
             number = int(self.engine_id.rpartition("/")[2])
-            return construct(launch, self._arguments, self._make_config, self.environment, number)
-
-    def _make_config(self) -> VllmConfig:
-        return make_config(self._arguments, self._log)
+            config = partial(make_config, self._arguments, self._log)
+            return construct(launch, self._arguments, config, self.environment, number)
 
     @property
     def is_dead(self) -> bool:

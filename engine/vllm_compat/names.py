@@ -119,10 +119,13 @@ __all__ = [
 # are slow to import, or belong to one platform.
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
 _FOR_TESTS: Final = {
+    "AsyncMPClient": "vllm.v1.engine.core_client.AsyncMPClient",
+    "BackgroundResources": "vllm.v1.engine.core_client.BackgroundResources",
     "ChatCompletionStreamResponse": "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionStreamResponse",
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner",
     "CompletionOutput": "vllm.outputs.CompletionOutput",
     "EngineCoreProc": "vllm.v1.engine.core.EngineCoreProc",
+    "EngineCoreRequest": "vllm.v1.engine.EngineCoreRequest",
     "EngineCoreRequestType": "vllm.v1.engine.EngineCoreRequestType",
     "EngineShutdownState": "vllm.v1.engine.core.EngineShutdownState",
     "KVConnectorFactory": "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory",
@@ -132,6 +135,8 @@ _FOR_TESTS: Final = {
     "OffloadingWorkerMetadata": f"{_OFFLOADING}.OffloadingWorkerMetadata",
     "RetryableRequestError": "vllm.exceptions.RetryableRequestError",
     "StructuredOutputsParams": "vllm.sampling_params.StructuredOutputsParams",
+    "UtilityOutput": "vllm.v1.engine.UtilityOutput",
+    "UtilityResult": "vllm.v1.serial_utils.UtilityResult",
     "cpu_worker": "vllm.v1.worker.cpu_worker",
     "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
     "init_none_hash": "vllm.v1.core.kv_cache_utils.init_none_hash",

@@ -16,7 +16,10 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         },
     ),
     "vllm.v1.request.Request": Uses(
-        called={"__init__": "(self, request_id, prompt_token_ids, sampling_params, pooling_params) -> None"},
+        called={
+            "__init__": "(self, request_id, prompt_token_ids, sampling_params, pooling_params) -> None",
+            "from_engine_core_request": "(cls, request, block_hasher) -> Request",
+        },
         read=(
             "_all_token_ids",
             "_output_token_ids",
@@ -114,11 +117,11 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     # -- the control channel, without an engine
-    "vllm.v1.engine.EngineCoreRequestType": Uses(read=("UTILITY",)),
+    "vllm.v1.engine.EngineCoreRequestType": Uses(read=("ABORT", "ADD", "UTILITY")),
     "vllm.v1.engine.core.EngineShutdownState": Uses(read=("RUNNING",)),
-    "vllm.v1.engine.core.EngineCoreProc": Uses(written=("output_queue", "shutdown_state")),
-    "vllm.v1.engine.EngineCoreOutputs": Uses(read=("utility_output",)),
-    "vllm.v1.engine.UtilityOutput": Uses(read=("failure_message", "result")),
+    "vllm.v1.engine.core.EngineCoreProc": Uses(read=("ENGINE_CORE_DEAD",), written=("output_queue", "shutdown_state")),
+    "vllm.v1.engine.EngineCoreOutputs": Uses(read=("utility_output",), passed=("utility_output",)),
+    "vllm.v1.engine.UtilityOutput": Uses(read=("failure_message", "result"), passed=("failure_message", "result")),
     "vllm.v1.serial_utils.UtilityResult": Uses(read=("result",)),
     "vllm.v1.serial_utils.MsgpackEncoder": Uses(called={"encode": "(self, obj)"}),
     "vllm.v1.serial_utils.MsgpackDecoder": Uses(called={"decode": "(self, bufs)"}),
@@ -129,6 +132,34 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
             "reset_prefix_cache": "(self) -> bool",
         },
         read=("output_processor",),
+        written=(
+            "admission_stats",
+            "log_requests",
+            "log_stats",
+            "logger_manager",
+            "observability_config",
+            "scheduler_config",
+        ),
+    ),
+    # -- their client and their engine core, without a process
+    "vllm.v1.engine.core_client.AsyncMPClient": Uses(
+        overridden={"shutdown": "(self, timeout=None) -> None"},
+        written=(
+            "client_count",
+            "client_index",
+            "core_engine",
+            "core_engines",
+            "decoder",
+            "encoder",
+            "input_socket",
+            "outputs_queue",
+            "resources",
+            "utility_results",
+            "vllm_config",
+        ),
+    ),
+    "vllm.v1.engine.core_client.BackgroundResources": Uses(
+        read=("output_queue_task",), written=("engine_dead",), passed=("output_socket",)
     ),
     "vllm.v1.engine.output_processor.OutputProcessor": Uses(read=("request_states",)),
     "vllm.v1.engine.output_processor.RequestState": Uses(read=("detokenizer",)),

@@ -1,0 +1,159 @@
+"""What must hold in a simulated life: while it lasts, when all is calm, and after the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from history import check
+from simulated_loop import World
+
+from weft.core.accounts import Account
+from weft.core.process_rows import CallRow, ProgramInfo, ProgramRow, ProgramState
+from weft.core.program.graph import CallState, ProgramGraph
+from weft.core.program.observer import ProgramObserver
+from weft.core.trace.format import read
+
+if TYPE_CHECKING:
+    from simulated_life import Life
+
+
+class Witness(ProgramObserver):
+    """Sees what the engine tells observers, and looks at the rows of programs now and then.
+
+    Args:
+        world: Its turns are noted.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.arrived: Counter[str] = Counter()
+        self.left: defaultdict[str, list[tuple[CallRow, CallState]]] = defaultdict(list)
+        self.told: dict[str, Account] = {}  # the latest account of each call
+        self.started: Counter[str] = Counter()
+        self.ended: defaultdict[str, list[ProgramRow]] = defaultdict(list)
+        self.outputs: dict[str, dict[str, int]] = {}  # of each program that has ended: its calls' output tokens by then
+        self.programs_of: dict[str, str] = {}
+        self._seen: dict[str, tuple[float, float, float]] = {}
+
+    def accounts(self, on_account: Callable[[Any, Account], None]) -> Callable[[Any, Account], None]:
+        """`on_account`, which is noted."""
+
+        def note(call_id: Any, account: Account) -> None:
+            self.told[call_id] = account
+            on_account(call_id, account)
+
+        return note
+
+    def program_started(self, info: ProgramInfo, now_s: float) -> None:
+        del now_s
+        self.started[info.program_id] += 1
+
+    def call_arrived(self, identity: Any, graph: ProgramGraph, now_s: float) -> None:
+        del graph, now_s
+        self.arrived[identity.call_id] += 1
+        self.programs_of[identity.call_id] = identity.program_id
+
+    def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
+        del now_s
+        self.left[row.identity.call_id].append((row, outcome))
+
+    def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
+        del state, now_s
+        program_id = row.info.program_id
+        self.ended[program_id].append(row)
+        left = [rows[0][0] for call_id, rows in self.left.items() if self.programs_of[call_id] == program_id]
+        tokens = {each.identity.call_id: each.account.output_tokens for each in left}
+        self.outputs[program_id] = {call_id: count for call_id, count in tokens.items() if count}
+
+    def look(self, engine: Any) -> Iterator[str]:
+        """What is wrong with the table now."""
+        engine.table.check_integrity()
+        for row in engine.table:
+            attained = row.attained
+            now = attained.service_s, attained.total_service_s, attained.total_wait_s
+            before = self._seen.get(row.info.program_id, (0.0, 0.0, 0.0))
+            if any(old > new + 1e-9 for old, new in zip(before, now, strict=True)):
+                yield f"the row of {row.info.name} went from {before} to {now}"
+            self._seen[row.info.program_id] = now
+        group = next(iter(engine._groups.values()))
+        calls = group.endpoint.admission.calls
+        if calls != len(engine._in_flight):
+            yield f"{calls} calls are admitted, and {len(engine._in_flight)} are in flight"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong when all programs have ended."""
+        for call_id, count in self.arrived.items():
+            if count != 1 or len(self.left[call_id]) != 1:
+                yield f"call {call_id} arrived {count} times and left {len(self.left[call_id])} times"
+        sums: defaultdict[str, float] = defaultdict(float)
+        for call_id, rows in self.left.items():
+            for row, outcome in rows:
+                sums[self.programs_of[call_id]] += row.account.service_s
+                service_s, told_s = row.account.service_s, self.told.get(call_id, Account()).service_s
+                if service_s < told_s - 1e-9 and outcome is CallState.FINISHED:
+                    yield f"call {call_id} has {service_s} s in its row, and its last output said {told_s} s"
+        for program_id, count in self.started.items():
+            if count != 1 or len(self.ended[program_id]) != 1:
+                yield f"program {program_id} started {count} times and ended {len(self.ended[program_id])} times"
+            for row in self.ended[program_id][:1]:
+                if abs(row.account.service_s - sums[program_id]) > 1e-6:
+                    yield f"{row.info.name} has {row.account.service_s} s, its calls have {sums[program_id]} s"
+
+
+def at_rest(life: Life) -> Iterator[str]:
+    """What is left of programs when all have ended and nothing fails any more, and which replicas do not run."""
+    engine: Any = life.engine
+    group = next(iter(engine._groups.values()))
+    live = [each for each in life.launcher.processes if each.is_alive()]
+    health = group.states.health(life.world.now_s)
+    left = {
+        "calls in flight": len(engine._in_flight),
+        "admitted calls": group.endpoint.admission.calls,
+        "dispatched calls": sum(each.calls for each in health),
+        "waiting calls": len(group._queue),
+        "unanswered calls": len(group.llm.unanswered._calls),
+        "failures of calls": len(group.llm.failures),
+        "rows": len(engine.table),
+        "sessions": len(engine.sessions),
+        "replicas that are not ready": sum(each.state != "ready" for each in health),
+        "processes without a replica": len(live) - len(health),
+        "unsent messages": 0 if engine.programs.messages.is_idle else 1,
+        "requests in schedulers": sum(len(each.scheduler.requests) for each in live),
+        "programs in schedulers": sum(not each.scheduler._table.is_empty for each in live),
+        "requests in front ends": sum(
+            len(replica.llm.output_processor.request_states) for replica in group.supervisor.replicas() if replica.llm
+        ),
+        "tasks of clients": sum(task.get_loop() is life.users for task in life.world.tasks),
+        "idle checks": len(engine.programs.idle),
+    }
+    yield from (f"{count} {what} are left" for what, count in left.items() if count)
+    engine.table.check_integrity()
+
+
+def after_end(life: Life) -> Iterator[str]:
+    """After the engine's end, nobody waits, no task and no process is left, and the trace tells what happened."""
+    if life.world.tasks:
+        yield f"tasks are left: {life.world.waits()}"
+    alive = [each.name for each in life.launcher.processes if each.is_alive()]
+    if alive:
+        yield f"the processes {alive} are left"
+    names = life.call_names
+    for problem in [*check(life.history.events), *life.witness.problems()]:
+        yield reduce(lambda text, call: text.replace(*call), names.items(), problem)
+    yield from _recorded(life)
+
+
+def _recorded(life: Life) -> Iterator[str]:
+    """The trace has each program that has ended, with its calls that had an output by then."""
+    has_lines = life.trace_file.exists() and life.trace_file.stat().st_size > 0
+    recorded = {each.program: each for each in read(life.trace_file)} if has_lines else {}
+    expected = {program_id: calls for program_id, calls in life.witness.outputs.items() if calls}
+    if recorded.keys() != expected.keys():
+        yield f"the trace has the programs {sorted(recorded)}, and {sorted(expected)} had outputs"
+    for program_id in recorded.keys() & expected.keys():
+        found = {call.call_id: call.output_tokens for call in recorded[program_id].calls}
+        if found != expected[program_id]:
+            yield f"the trace has the outputs {found}, and there were {expected[program_id]}"

@@ -1,0 +1,167 @@
+"""What goes wrong in a simulated life: which faults a seed means, and how each of them is done."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from simulated_loop import TICK_S
+from simulated_replica import EngineProcess
+
+from weft.core.errors import WeftError
+
+if TYPE_CHECKING:
+    from simulated_life import Life
+
+# By kind: how often it comes.
+KINDS: Final = {
+    "kill": 3,
+    "crash": 1,  # a replica dies with a last message
+    "hang": 2,
+    "freeze": 1,  # a hang that ends
+    "slow": 1,
+    "late": 1,  # messages to a replica and from it
+    "cancel": 4,  # a call, by its client
+    "leave": 2,  # a client gives up, and with it its program
+    "end": 2,  # a program is ended from outside
+    "remove": 1,
+    "add": 1,
+    "start_fails": 1,
+    "start_hangs": 1,
+    "shutdown": 0.3,
+}
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong.
+
+    Attributes:
+        turn: Before which turn of the world.
+        kind: A key of `KINDS`.
+        number: Chooses what it happens to.
+    """
+
+    turn: int
+    kind: str
+    number: int
+
+
+def faults_of(seed: int) -> list[Fault]:
+    """The faults of a life, in their order. Some come two at once."""
+    rng = random.Random(f"faults {seed}")
+    kinds, weights = list(KINDS), list(KINDS.values())
+    turns = [rng.randrange(rng.choice([200, 1500, 4000])) for _ in range(rng.choice([0, 1, 2, 4, 8]))]
+    turns += [turn for turn in turns if rng.random() < 0.25]
+    return sorted(Fault(turn, rng.choices(kinds, weights)[0], rng.randrange(1 << 16)) for turn in turns)
+
+
+class Faults:
+    """Does to a life what goes wrong in it.
+
+    Args:
+        life: The life.
+        faults: In their order.
+
+    Attributes:
+        happened: The kinds of those that met something so far.
+    """
+
+    def __init__(self, life: Life, faults: list[Fault]) -> None:
+        self._life = life
+        self._left = list(faults)
+        self.happened: list[str] = []
+
+    def before(self, turn: int) -> None:
+        """Do what is due before a turn."""
+        while self._left and self._left[0].turn <= turn:
+            fault = self._left.pop(0)
+            self._life.world.note(f"fault: {fault.kind}")
+            if getattr(self, f"_{fault.kind}")(random.Random(fault.number)) is not False:
+                self.happened.append(fault.kind)
+
+    def end(self) -> None:
+        """Nothing more goes wrong, and what hangs goes on."""
+        self._left = []
+        for process in self._life.launcher.processes:
+            process.resume()
+
+    # Each of these returns False if there is nothing that it could happen to.
+
+    def _kill(self, rng: random.Random) -> Any:
+        return self._to_process(rng, lambda process: process.kill())
+
+    def _crash(self, rng: random.Random) -> Any:
+        return self._to_process(rng, lambda process: process.crash())
+
+    def _hang(self, rng: random.Random) -> Any:
+        return self._to_process(rng, lambda process: process.hang())
+
+    def _freeze(self, rng: random.Random) -> Any:
+        def freeze(process: EngineProcess) -> None:
+            process.hang()
+            self._life.world.call_later(rng.randrange(1, 20_000) * TICK_S, process.resume)
+
+        return self._to_process(rng, freeze)
+
+    def _slow(self, rng: random.Random) -> Any:
+        def slow(process: EngineProcess) -> None:
+            process.step_s *= 30
+
+        return self._to_process(rng, slow)
+
+    def _late(self, rng: random.Random) -> Any:
+        def late(process: EngineProcess) -> None:
+            process.inputs.late_ticks = process.outputs.late_ticks = 300
+
+        return self._to_process(rng, late)
+
+    def _to_process(self, rng: random.Random, do: Callable[[EngineProcess], object]) -> bool:
+        alive = [process for process in self._life.launcher.processes if process.is_alive()]
+        if alive:
+            do(rng.choice(alive))
+        return bool(alive)
+
+    def _cancel(self, rng: random.Random) -> Any:
+        return _cancel_one(rng, [task for client in self._life.clients for task in client.calls.values()])
+
+    def _leave(self, rng: random.Random) -> Any:
+        return _cancel_one(rng, self._life.running)
+
+    def _end(self, rng: random.Random) -> Any:
+        return self._life.engine.end_program(rng.choice(self._life.clients).program.program_id)
+
+    def _remove(self, rng: random.Random) -> Any:
+        engine_id = rng.choice(self._life.health()).engine_id
+        self._operate(self._life.engine.remove_replica(engine_id, rng.choice([0.0, 0.5, None])))
+
+    def _add(self, rng: random.Random) -> Any:
+        del rng
+        self._operate(self._life.engine.add_replica())
+
+    def _operate(self, operation: Coroutine[Any, Any, Any]) -> None:
+        async def tried() -> None:
+            try:
+                await operation
+            except WeftError as error:
+                self._life.world.note(f"operation: {type(error).__name__}")
+
+        self._life.running.append(self._life.users.create_task(tried()))
+
+    def _start_fails(self, rng: random.Random) -> Any:
+        del rng
+        self._life.launcher.starts.append("fail")
+
+    def _start_hangs(self, rng: random.Random) -> Any:
+        del rng
+        self._life.launcher.starts.append("hang")
+
+    def _shutdown(self, rng: random.Random) -> Any:
+        del rng
+        self._life.wants_shutdown = True
+
+
+def _cancel_one(rng: random.Random, tasks: Sequence[asyncio.Task[Any]]) -> bool:
+    running = [task for task in tasks if not task.done()]
+    return bool(running) and rng.choice(running).cancel()

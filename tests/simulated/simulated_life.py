@@ -1,0 +1,181 @@
+"""The life of an engine, simulated: it starts, serves a few programs while things fail, and is shut down.
+
+All that is random comes from the seed: the order of events, what the clients do, and the faults. The engine is the real
+`AsyncMultiLLMEngine` with its router, dispatch queue, stealer, supervisor, admission, process table, recorder and chat
+endpoint; `simulated_replica.py` says how its replicas are simulated. `simulated_checks.py` says what must hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from history import History
+from simulated_checks import Witness, after_end, at_rest
+from simulated_clients import Client, model_folder
+from simulated_faults import Fault, Faults, faults_of
+from simulated_loop import DeadlockError, SimulatedLoopThread, World, simulated_threading
+from simulated_replica import BLOCK_TOKENS, BLOCKS, SimulatedLauncher
+
+import weft
+from weft.core.errors import EngineStartError
+from weft.core.routing.replicas import ReplicaHealth, ReplicaState
+from weft.engine.served_model import ServedModel
+from weft.engine.vllm_compat.versions.version import installed_vllm
+
+MODEL: Final = "simulated"
+MAX_CALLS: Final = 6  # on one replica
+LIMIT_S: Final = 300.0  # of virtual time, by which all clients must have their answers
+CALM_S: Final = 150.0  # after which all replicas run again, and every message has arrived
+
+
+class Life:
+    """One life.
+
+    Args:
+        seed: Of all that is random.
+        faults: What goes wrong; None: what the seed says.
+        trace: Gets each event as a line.
+
+    Attributes:
+        problems: What is wrong, a sentence for each fault.
+    """
+
+    def __init__(
+        self, seed: int, faults: Sequence[Fault] | None = None, trace: Callable[[str], object] | None = None
+    ) -> None:
+        self.seed = seed
+        self.planned = list(faults_of(seed) if faults is None else faults)
+        self.faults = Faults(self, self.planned)
+        self.world = World(seed, trace)
+        self.history = History()
+        self.problems: list[str] = []
+        self.call_names: dict[str, str] = {}
+        self.witness = Witness(self.world)
+        self.wants_shutdown = False
+        self._rng = random.Random(f"life {seed}")
+
+    def run(self) -> list[str]:
+        """Live. Returns `problems`."""
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-simulated-")))
+            self.trace_file = folder / "trace.jsonl"
+            stack.enter_context(self._in_place_of_threads())
+            try:
+                self._live()
+            except (DeadlockError, AssertionError) as error:
+                self.problems.append(f"{type(error).__name__}: {error}")
+        self.world.close()
+        gc.collect()  # what nobody waits for complains when it is collected
+        self.problems += self.world.complaints
+        return self.problems
+
+    @contextmanager
+    def _in_place_of_threads(self) -> Iterator[None]:
+        world = self.world
+
+        def launcher(_backend: str, engine_id: Any, *, on_account: Any, hang_timeout_s: float, **_: Any) -> Any:
+            self.launcher = SimulatedLauncher(
+                engine_id, self.witness.accounts(on_account), world, self._on_event, hang_timeout_s=hang_timeout_s
+            )
+            return self.launcher
+
+        loop_thread = partial(SimulatedLoopThread, world)
+        listener = _Complaints(world)
+        with ExitStack() as stack:
+            for name, value in {
+                "weft.engine.host.frontend.LoopThread": lambda _name: loop_thread("engine"),
+                "weft.engine.multi.make_launcher": launcher,
+                "weft.engine.processes.loop_thread.threading": simulated_threading(world),
+                "weft.engine.vllm_compat.versions.version.installed_vllm": cache(installed_vllm),  # it reads a file
+            }.items():
+                stack.enter_context(mock.patch(name, value))
+            logging.getLogger("weft").addHandler(listener)
+            stack.callback(logging.getLogger("weft").removeHandler, listener)
+            yield
+
+    def _on_event(self, kind: str, program_id: str, call_id: str, value: str) -> None:
+        self.history.add(kind, program_id, call_id, value)
+        self.world.note(f"{value}: {kind} {self.call_names.get(call_id, call_id)}")
+
+    def _live(self) -> None:
+        world, rng = self.world, self._rng
+        try:
+            self.engine = weft.AsyncMultiLLMEngine(
+                models=[ServedModel(model_folder(), rng.choice([1, 2, 2, 3]), MODEL)],
+                balancer=rng.choice(["least_used", "locality", "affinity", "round_robin", "adaptive_locality"]),
+                stealing=weft.StealingConfig(cooldown_s=0.2) if rng.random() < 0.7 else None,
+                start_timeout_s=20.0,
+                policy=rng.choice(["atlas", "auto", "fcfs", "fair"]),
+                swap=None,
+                max_calls=MAX_CALLS,
+                call_timeout_s=60.0 if rng.random() < 0.3 else None,
+                hang_timeout_s=8.0,
+                clock=lambda: world.now_s,
+                record=self.trace_file,
+                max_num_seqs=rng.choice([1, 2, 3]),
+                max_num_batched_tokens=64,
+                max_model_len=BLOCK_TOKENS * (BLOCKS - 2),
+                enable_prefix_caching=rng.random() < 0.7,
+                enforce_eager=True,
+            )
+        except EngineStartError:
+            self.problems += after_end(self)
+            return
+        self.engine.observe(self.witness)
+        self.users = world.new_loop("users")
+        self.clients = [Client(self, number) for number in range(rng.choice([1, 3, 6]))]
+        self.running = [self.users.create_task(client.run()) for client in self.clients]
+        start = world.turns
+        world.before_turn = lambda: self._before_turn(world.turns - start)
+        over = world.run_until(lambda: self.wants_shutdown or self._is_over(), LIMIT_S)
+        if not over:
+            self.problems.append(f"clients wait for ever: {world.waits()}")
+        elif not self.wants_shutdown:
+            self.faults.end()
+            world.run_until(self._is_calm, world.now_s + CALM_S)
+            world.run_until(lambda: False, world.now_s + 2.0)
+            self.problems += at_rest(self)
+        world.before_turn = lambda: None
+        self.engine.shutdown()
+        with suppress(DeadlockError):
+            world.run_until(self._is_over, world.now_s + LIMIT_S)
+        self.problems += after_end(self)
+
+    def _is_calm(self) -> bool:
+        states = [each.state for each in self.health()]
+        alive = sum(each.is_alive() for each in self.launcher.processes)
+        return set(states) == {ReplicaState.READY} and len(states) == alive
+
+    def _is_over(self) -> bool:
+        return all(task.done() for task in self.running)
+
+    def health(self) -> list[ReplicaHealth]:
+        """The replicas' states."""
+        return self.engine.health()[MODEL]
+
+    def _before_turn(self, turn: int) -> None:
+        self.faults.before(turn)
+        if turn % 64 == 0:
+            self.problems += self.witness.look(self.engine)
+
+
+class _Complaints(logging.Handler):
+    """Errors that Weft logs are faults of Weft, and so are observers that fail."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR or "observer" in text:
+            self._world.complain(f"logged: {text}", record.exc_info[1] if record.exc_info else None)

@@ -1,0 +1,323 @@
+"""Event loops that share one virtual clock, and whose order of events a seed decides.
+
+asyncio promises that callbacks of a loop run in the order in which they were made. It promises nothing of which of two
+tasks that can go on goes first, nor of which of two loops, nor of timers of the same moment. All this is drawn from the
+seed here. No real time passes and nothing is read from a socket. A thread is a function that runs after a drawn pause,
+in one piece, and hands its result over as a real one does. So a seed always gives the same events in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+import random
+import sys
+import threading
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, Final
+
+from weft.engine.processes.loop_thread import LoopThread, _cancel_other_tasks
+
+TICK_S: Final = 1 / 1024  # what the simulation waits for is a multiple of it, so that two things often happen at once
+
+
+class DeadlockError(Exception):
+    """Every task waits, and no timer is set."""
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address, which differs from run to run."""
+
+    def __init__(self, coroutine: Any, *, loop: SimulatedLoop, number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(coroutine, loop=loop, name=f"{loop.name}.{number} {coroutine.__qualname__}", **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _NumberedFuture(asyncio.Future[Any]):
+    def __init__(self, loop: SimulatedLoop, number: int) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """One of the event loops of a `World`, which runs it.
+
+    Args:
+        world: What it belongs to.
+        name: Shown in the log of events.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__()
+        self.world, self.name = world, name
+        self.callbacks: deque[asyncio.Handle] = deque()  # in their order
+        self.steps: list[asyncio.Handle] = []  # of tasks that can go on, in any order
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(lambda _loop, context: world.complain(context["message"], context.get("exception")))
+
+    def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        return _NumberedTask(coroutine, loop=loop, number=next(self.world.numbers), **options)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _NumberedFuture(self, next(self.world.numbers))
+
+    def time(self) -> float:
+        return self.world.now_s
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        self._check_closed()
+        handle = asyncio.Handle(callback, args, self, context)
+        (self.steps if _task_of(handle) is not None else self.callbacks).append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        self._check_closed()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self.world.add_timer(when, timer)
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """The world drops it when its time comes."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        del executor
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                outcome, deliver = func(*args), future.set_result
+            except Exception as error:
+                outcome, deliver = error, future.set_exception
+            if not self.is_closed():
+                self.call_soon(lambda: None if future.done() else deliver(outcome))
+
+        self.world.call_later(self.world.pause_s(8), run)
+        return future
+
+    def close(self) -> None:
+        super().close()
+        self.callbacks.clear()
+        self.steps.clear()
+
+
+def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+    """The task whose next step this is; None if it is another callback."""
+    owner = getattr(handle._callback, "__self__", None)
+    is_step = isinstance(owner, asyncio.Task) and getattr(handle._callback, "__name__", "") != "cancel"
+    return owner if is_step else None
+
+
+class World:
+    """A virtual clock, the loops that run by it, and the one thread that runs them.
+
+    Args:
+        seed: Of the order of events.
+        trace: Gets each event as a line; None: nobody reads them.
+
+    Attributes:
+        now_s: Seconds since the start.
+        turns: How many events have taken place.
+        complaints: What loops reported that nobody handled.
+    """
+
+    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+        self.rng = random.Random(f"order {seed}")
+        self.now_s = 0.0
+        self.turns = 0
+        self.numbers = itertools.count(1)
+        self.loops: list[SimulatedLoop] = []
+        self.complaints: list[str] = []
+        self.busy = self.rng.choice([0.0, 0.0, 0.01, 0.05])  # how often time passes although something can go on
+        self.before_turn: Callable[[], object] = lambda: None
+        self._outside = SimulatedLoop(self, "outside")  # what runs on no loop: threads, processes, the network
+        self._timers: list[tuple[float, int, asyncio.Handle]] = []
+        self._due: list[asyncio.Handle] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._trace = trace
+
+    def close(self) -> None:
+        """Close the loops."""
+        for loop in (*self.loops, self._outside):
+            loop.close()
+
+    # -- what is to happen
+
+    def new_loop(self, name: str) -> SimulatedLoop:
+        """A loop that runs by the world's clock."""
+        self.loops.append(SimulatedLoop(self, name))
+        return self.loops[-1]
+
+    def add_timer(self, when_s: float, handle: asyncio.Handle) -> None:
+        """Run a callback at a time."""
+        heapq.heappush(self._timers, (when_s, next(self.numbers), handle))
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> asyncio.TimerHandle:
+        """Run a function outside of all loops, as a thread or another process would."""
+        return self._outside.call_at(self.now_s + seconds, function)
+
+    def pause_s(self, most_ticks: int) -> float:
+        """A pause that is drawn: 0 or some ticks."""
+        return self.rng.randrange(most_ticks + 1) * TICK_S
+
+    # -- what has happened
+
+    def note(self, line: str) -> None:
+        """Add a line to the log of events."""
+        line = f"{self.turns} {self.now_s:.6f} {line}"
+        self._digest.update(line.encode(errors="replace") + b"\n")
+        if self._trace is not None:
+            self._trace(line)
+
+    def complain(self, message: str, error: BaseException | None = None) -> None:
+        """Something went wrong that nobody handles."""
+        self.complaints.append(f"{message}: {error!r}" if error is not None else message)
+
+    @property
+    def digest(self) -> str:
+        """Of all events so far."""
+        return self._digest.hexdigest()
+
+    # -- running
+
+    def run_until(self, is_over: Callable[[], bool], limit_s: float = float("inf")) -> bool:
+        """Run until `is_over`, or until the clock shows `limit_s`.
+
+        Returns:
+            Whether it is over.
+
+        Raises:
+            DeadlockError: Nothing will happen any more.
+        """
+        while not is_over():
+            if self.now_s >= limit_s:
+                return False
+            self._turn()
+        return True
+
+    def run(self, loop: SimulatedLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on a loop to its end."""
+        task = loop.create_task(coroutine)
+        self.run_until(task.done)
+        return task.result()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended, on all loops."""
+        found = (task for loop in self.loops for task in asyncio.all_tasks(loop))
+        return sorted(found, key=lambda task: task.number)  # type: ignore[attr-defined]
+
+    def _turn(self) -> None:
+        self.before_turn()
+        handle = self._next()
+        if handle._cancelled:
+            return
+        self.turns += 1
+        task = _task_of(handle)
+        loop = handle._loop
+        self.note(f"{loop.name}: {task.get_name() if task is not None else _name(handle._callback)}")
+        if loop is self._outside:
+            handle._run()
+            return
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=loop._asyncgen_finalizer_hook)
+        events._set_running_loop(loop)
+        try:
+            handle._run()
+        finally:
+            events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _next(self) -> asyncio.Handle:
+        """Take what happens next: the seed chooses."""
+        while True:
+            ready = [loop for loop in self.loops if loop.callbacks or loop.steps]
+            if self._timers and (not (ready or self._due) or (self.busy and self.rng.random() < self.busy)):
+                self.now_s = max(self.now_s, self._timers[0][0])
+            while self._timers and self._timers[0][0] <= self.now_s:
+                handle = heapq.heappop(self._timers)[2]
+                if not (handle._cancelled or handle._loop.is_closed()):
+                    self._due.append(handle)
+            counts = [len(self._due), *(bool(loop.callbacks) + len(loop.steps) for loop in ready)]
+            total = sum(counts)
+            if total:
+                break
+            if not self._timers:
+                raise DeadlockError(f"{len(self.tasks)} tasks wait, and no timer is set: {self.waits()}")
+        chosen = self.rng.randrange(total) if total > 1 else 0
+        if chosen < counts[0]:
+            return self._due.pop(chosen)
+        chosen -= counts[0]
+        for loop, count in zip(ready, counts[1:], strict=True):
+            if chosen < count:
+                return loop.callbacks.popleft() if chosen == len(loop.steps) else loop.steps.pop(chosen)
+            chosen -= count
+        raise AssertionError("unreachable")
+
+    def waits(self) -> str:
+        """Where each task waits."""
+        return "; ".join(f"{task.get_name()} at {_place(task)}" for task in self.tasks)
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    frame = next(iter(task.get_stack(limit=1)), None)
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame is not None else "its end"
+
+
+def _name(callback: Any) -> str:
+    while hasattr(callback, "func"):
+        callback = callback.func
+    return str(getattr(callback, "__qualname__", type(callback).__name__))
+
+
+class SimulatedLoopThread(LoopThread):
+    """The engine's event loop, without a thread. Who waits for it from outside runs the world meanwhile.
+
+    Args:
+        world: What it belongs to.
+        name: Of the engine.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._loop = world.new_loop(name)
+        self._lock = threading.Lock()
+        self._is_stopping = False
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        future = super().submit(coroutine)
+        if events._get_running_loop() is None:  # the caller blocks until the future is done
+            self._world.run_until(future.done)
+        return future
+
+    def stop(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._world.run(self._loop, _cancel_other_tasks())
+            self._loop.close()
+
+
+def simulated_threading(world: World) -> Any:
+    """Takes the place of the module `threading` where code under test starts a thread for something that blocks.
+
+    Most threads take milliseconds, and some of them seconds.
+    """
+
+    def thread(*, target: Callable[[], object], **_: Any) -> Any:
+        most_ticks = world.rng.choice([8, 8, 3000])
+        return SimpleNamespace(start=lambda: world.call_later(world.pause_s(most_ticks), target))
+
+    return SimpleNamespace(Thread=thread)

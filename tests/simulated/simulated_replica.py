@@ -1,0 +1,388 @@
+"""Replicas for a simulated engine: vLLM's client and Weft's scheduler are real, and between them there is no process.
+
+A replica is the real `LocalReplica` with a real `AsyncLLM` in it, whose sockets lead to an `EngineProcess`. This one
+does what vLLM's engine core does, one step after the other, with the real `WeftScheduler` over vLLM's scheduler and KV
+cache. Only the model is missing: `FakeWorker` derives each token from the KV that it reads. Messages travel as msgpack,
+as they do to a real process. They arrive late and in their order, as ZMQ promises, and those of a process that dies may
+be lost on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from scheduler_harness import FakeWorker
+from simulated_loop import TICK_S, World
+from zmq import Frame
+
+from weft.engine.processes.launch import Launch, start_cancelled
+from weft.engine.replicas.launcher import LocalLauncher
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm.accounting import AccountingLLM
+from weft.engine.vllm_compat.names import (
+    AsyncMPClient,
+    BackgroundResources,
+    EngineCoreOutputs,
+    EngineCoreProc,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FullAttentionSpec,
+    InputProcessor,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MsgpackDecoder,
+    MsgpackEncoder,
+    OutputProcessor,
+    Request,
+    RequestStatus,
+    StructuredOutputManager,
+    UtilityOutput,
+    UtilityResult,
+    get_request_block_hasher,
+    init_none_hash,
+    renderer_from_config,
+    sha256,
+)
+
+BLOCK_TOKENS: Final = 16
+BLOCKS: Final = 24  # of the KV cache; too few for two long calls
+STEP_S: Final = 16 * TICK_S
+_TASKS: Final = ("generate",)
+
+
+class Channel:
+    """Carries messages one way, in their order, each some ticks later.
+
+    Args:
+        world: Draws the pauses.
+        deliver: Gets each message, outside of all loops.
+    """
+
+    def __init__(self, world: World, deliver: Callable[[Any], object]) -> None:
+        self._world, self._deliver = world, deliver
+        self._on_the_way: deque[Any] = deque()
+        self._last_s = 0.0
+        self.late_ticks = 2  # at most
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        self._last_s = max(self._last_s, self._world.now_s + self._world.pause_s(self.late_ticks))
+        self._on_the_way.append(message)
+        self._world.call_later(self._last_s - self._world.now_s, self._arrive)
+
+    def _arrive(self) -> None:
+        if self._on_the_way:  # timers of one moment run in any order, and messages do not
+            self._deliver(self._on_the_way.popleft())
+
+    def lose(self) -> None:
+        """Lose what is on its way."""
+        self._on_the_way.clear()
+
+
+class EngineProcess:
+    """vLLM's engine core in its process, and what its parent sees of the process.
+
+    Args:
+        world: Its clock, and the order of events.
+        config: vLLM's.
+        name: The replica's.
+        note: Gets what happens to calls: a kind, the call's program and id, and a value.
+    """
+
+    pid = None  # it has no number, so nobody reads what it uses of the CPU
+
+    def __init__(self, world: World, config: Any, name: str, note: Callable[..., object]) -> None:
+        self.world, self.name, self._note = world, name, note
+        self.exitcode: int | None = None
+        self.is_hung = False
+        self.step_s = STEP_S
+        self.steps = 0
+        self.inputs = Channel(world, self._take)
+        self.outputs: Channel
+        self.on_death: Callable[[], object]
+        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
+        self.scheduler: Any = WeftScheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)]),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+            hash_block_size=BLOCK_TOKENS,
+            log_stats=False,
+        )
+        self.scheduler.set_clock(lambda: world.now_s)
+        self._worker = FakeWorker(BLOCKS, 0)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self._encoder = MsgpackEncoder()
+        self._waiting: deque[tuple[Any, Any]] = deque()  # messages that are read before the next step
+        self._step: tuple[Any, Any] | None = None  # that the model computes: its plan, and what comes of it
+        self._is_awake = False
+        self._new: dict[str, bool] = {}  # requests that have not begun; whether each is the first of its call
+
+    # -- what others see of a process
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        """Die at once. The parent notices some time later."""
+        if self.exitcode is None:
+            self.exitcode = -9
+            self.world.note(f"{self.name} is dead")
+            if self.world.rng.random() < 0.5:
+                self.outputs.lose()
+            self.world.call_later(self.world.pause_s(64), self.note_death)
+
+    terminate = kill
+
+    def note_death(self) -> None:
+        """The parent notices that the process has ended."""
+        self.on_death()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing to wait for: it is dead once it was told to be."""
+        del timeout
+
+    def crash(self) -> None:
+        """Die with a last message, as vLLM's engine core does of an error."""
+        if self.exitcode is None:
+            self.exitcode = 1
+            self.outputs.send([EngineCoreProc.ENGINE_CORE_DEAD])
+            self.world.call_later(self.world.pause_s(64), self.note_death)
+
+    def hang(self) -> None:
+        """Make no further step, and answer nothing."""
+        self.is_hung = True
+
+    def resume(self) -> None:
+        """Go on after a hang."""
+        self.is_hung = False
+        self._wake()
+
+    # -- vLLM's loop
+
+    def _take(self, frames: Any) -> None:
+        kind = EngineCoreRequestType(bytes(frames[0]))
+        decoder = MsgpackDecoder(EngineCoreRequest) if kind == EngineCoreRequestType.ADD else MsgpackDecoder()
+        self._waiting.append((kind, decoder.decode(frames[1:])))
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            self.world.call_later(0.0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_awake = False
+        if self.exitcode is None and not self.is_hung:
+            try:
+                self._run_once()
+            except Exception as error:
+                self.world.complain(f"engine {self.name} died of an error", error)
+                self.crash()
+
+    def _run_once(self) -> None:
+        """End the step that was computed, read messages, and begin the next step."""
+        if self._step is not None:
+            plan, executed = self._step
+            self._step = None
+            for kind, message in self._waiting:
+                if kind == EngineCoreRequestType.ABORT:  # vLLM reads these before it takes the step's outputs
+                    self._abort(message)
+            self._send(self.scheduler.update_from_output(plan, executed))
+            self.scheduler.check_integrity()
+        while self._waiting:
+            self._handle(*self._waiting.popleft())
+        if not self.scheduler.has_requests():
+            return
+        plan = self.scheduler.schedule(False)
+        self.steps += 1
+        for request_id in plan.num_scheduled_tokens:
+            if self._new.pop(request_id, None):
+                self._tell("begin", request_id)
+        self._is_awake = True
+        self._step = plan, self._worker.execute(plan)
+        self.world.call_later(self.step_s if plan.total_num_scheduled_tokens else TICK_S, self._go_on)
+
+    def _handle(self, kind: Any, message: Any) -> None:
+        if kind == EngineCoreRequestType.ADD:
+            request = Request.from_engine_core_request(message, self._hasher)
+            self.scheduler.add_request(request)
+            ledger = self.scheduler._entries[request.request_id].ledger
+            self._new[request.request_id] = is_first = ledger.sequences == 1  # a call with n = 2 is two requests
+            if is_first:
+                self._tell("attempt", request.request_id)
+        elif kind == EngineCoreRequestType.ABORT:
+            self._abort(message)
+        else:
+            _, call_id, name, arguments = message
+            try:
+                answer = self.scheduler(*arguments) if name == "scheduler" else _TASKS
+                if isinstance(answer, dict) and answer.get("taken"):
+                    for program, call in answer["taken"]:
+                        self._note("taken", program, call, self.name)
+                output = UtilityOutput(call_id, result=UtilityResult(answer))
+            except Exception as error:
+                output = UtilityOutput(call_id, failure_message=str(error))
+            self._send({0: EngineCoreOutputs(utility_output=output)})
+
+    def _abort(self, request_ids: list[str]) -> None:
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        for request_id in request_ids:
+            self._new.pop(request_id, None)
+
+    def _send(self, outputs: dict[int, Any]) -> None:
+        for each in outputs.values():
+            self.outputs.send(list(map(bytes, self._encoder.encode(each))))
+
+    def _tell(self, kind: str, request_id: str) -> None:
+        ledger = self.scheduler._entries[request_id].ledger
+        self._note(kind, ledger.program_id, ledger.call_id, self.name)
+
+
+class _Socket:
+    """An end of both channels, with the methods of a socket that vLLM's client uses."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self._frames: asyncio.Queue[Any] = asyncio.Queue()
+        process.outputs = Channel(process.world, self._put)
+        self.loop: Any = None
+
+    def _put(self, frames: list[bytes]) -> None:
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._frames.put_nowait, [Frame(each) for each in frames])
+
+    def send_multipart(self, message: tuple[Any, ...], copy: bool) -> asyncio.Future[None]:
+        del copy
+        self.loop = asyncio.get_running_loop()
+        self._process.inputs.send([bytes(each) for each in message[1:]])
+        sent = self.loop.create_future()
+        sent.set_result(None)
+        return sent  # type: ignore[no-any-return]
+
+    async def recv_multipart(self, copy: bool) -> Any:
+        del copy
+        return await self._frames.get()
+
+
+class _MemoryClient(AsyncMPClient):  # type: ignore[misc]
+    """vLLM's client, with sockets that lead to an `EngineProcess`."""
+
+    def __init__(self, config: Any, process: EngineProcess) -> None:
+        self.vllm_config = config
+        self.encoder, self.decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
+        self.input_socket = _Socket(process)
+        self.resources = BackgroundResources(None, output_socket=self.input_socket)
+        self.core_engine = b"\0\0"
+        self.core_engines = [self.core_engine]
+        self.client_count, self.client_index = 1, 0
+        self.utility_results: dict[int, Any] = {}
+        self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._process = process
+        process.on_death = self._cleaned_up
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        del timeout
+        self._process.kill()
+        self._cleaned_up()
+
+    def _cleaned_up(self) -> None:
+        """What vLLM's monitor does when it sees that the process has ended, on a thread."""
+        self.resources.engine_dead = True
+        reader = self.resources.output_queue_task
+        if reader is not None and not reader.get_loop().is_closed():
+            reader.get_loop().call_soon_threadsafe(reader.cancel)
+
+
+class SimulatedLLM(AccountingLLM):
+    """The host's half of a replica: vLLM's front end as it is, but for its client."""
+
+    def __init__(self, config: Any, process: EngineProcess) -> None:
+        self.vllm_config, self.model_config = config, config.model_config
+        self.scheduler_config, self.observability_config = config.scheduler_config, config.observability_config
+        self.log_requests = self.log_stats = False
+        self.logger_manager = self.admission_stats = self.output_handler = None
+        self.renderer, self.input_processor = _front_of(config)
+        self.output_processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
+        self.engine_core = _MemoryClient(config, process)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.engine_core.shutdown(timeout)
+        handler = self.output_handler
+        if handler is not None and not handler.get_loop().is_closed():
+            handler.get_loop().call_soon_threadsafe(handler.cancel)
+
+
+_fronts: dict[int, tuple[Any, Any]] = {}
+
+
+def _front_of(config: Any) -> tuple[Any, Any]:
+    """A renderer and an input processor, which keep nothing of a request. They take long to make."""
+    if id(config) not in _fronts:
+        renderer = renderer_from_config(config)
+        _fronts[id(config)] = renderer, InputProcessor(config, renderer)
+    return _fronts[id(config)]
+
+
+_configs: dict[str, Any] = {}
+
+
+def _config_of(arguments: Any) -> Any:
+    key = repr((arguments.additional_config, arguments.enable_prefix_caching, arguments.max_num_seqs))
+    if key not in _configs:
+        init_none_hash(sha256)
+        _configs[key] = config = arguments.create_engine_config()
+        config.cache_config.num_gpu_blocks, config.cache_config.block_size = BLOCKS, BLOCK_TOKENS
+        config.scheduler_config.async_scheduling = False
+    return _configs[key]
+
+
+class _InOrder(dict[Any, None]):
+    """A set of objects in the order in which they came, which does not depend on their addresses."""
+
+    def add(self, each: Any) -> None:
+        self[each] = None
+
+    def discard(self, each: Any) -> None:
+        self.pop(each, None)
+
+
+class SimulatedLauncher(LocalLauncher):
+    """Makes replicas whose processes are simulated.
+
+    Attributes:
+        processes: All that were ever started.
+        starts: What becomes of the next starts; a start succeeds if the list is empty.
+    """
+
+    def __init__(
+        self, engine_id: Any, on_account: Any, world: World, note: Callable[..., object], **options: Any
+    ) -> None:
+        super().__init__(engine_id, (), (), on_account, **options)
+        self._world, self._note = world, note
+        self.processes: list[EngineProcess] = []
+        self.starts: list[str] = []
+
+    def make(self, model: str, arguments: Any) -> Any:
+        replica = super().make(model, arguments)
+        replica._handles = _InOrder()  # type: ignore[assignment]
+        replica._construct = lambda launch: self._construct(launch, replica)  # type: ignore[method-assign]
+        return replica
+
+    def _construct(self, launch: Launch, replica: Any) -> SimulatedLLM:
+        if launch._abandoned.is_set():
+            raise start_cancelled()
+        fate = self.starts.pop(0) if self.starts else ""
+        if fate == "fail":
+            raise self._world.rng.choice([OSError(28, "no space left on device"), RuntimeError("boom")])
+        config = _config_of(replica._arguments)
+        process = EngineProcess(self._world, config, replica.engine_id.rpartition("/")[2], self._note)
+        if fate == "hang":
+            process.hang()
+        self.processes.append(process)
+        launch.processes.add(process)  # type: ignore[arg-type]
+        launch.engine = SimulatedLLM(config, process)
+        return launch.engine  # type: ignore[no-any-return]

@@ -1,0 +1,161 @@
+"""Lives of an engine in virtual time, each from a seed: `make simulate` lives more of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_loop import DeadlockError, World
+
+pytestmark = pytest.mark.engine  # the modules under test import vLLM, but start no engine
+
+COMMAND = Path(__file__).with_name("simulate.py")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Replicas die all the time."""
+    caplog.set_level("CRITICAL", "weft")
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    logging.disable(logging.NOTSET)
+
+
+# -- the loop
+
+
+def order_of(seed: int) -> list[int]:
+    """In which order five tasks go on that can go on at once."""
+    order: list[int] = []
+
+    async def note(number: int) -> None:
+        await asyncio.sleep(0)
+        order.append(number)
+
+    async def main() -> None:
+        await asyncio.gather(*(note(number) for number in range(5)))
+
+    with closing(World(seed)) as world:
+        world.run(world.new_loop("loop"), main())
+    return order
+
+
+def test_the_seed_decides_which_task_goes_on() -> None:
+    """The same seed always says the same, and other seeds say something else."""
+    orders = [order_of(seed) for seed in range(20)]
+    assert orders == [order_of(seed) for seed in range(20)]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len(set(map(tuple, orders))) > 10
+
+
+def test_callbacks_keep_their_order() -> None:
+    """asyncio promises it, also for those that come from other threads."""
+    for seed in range(20):
+        with closing(World(seed)) as world:
+            loop, seen = world.new_loop("loop"), list[int]()
+            for number in range(10):
+                (loop.call_soon if number % 2 else loop.call_soon_threadsafe)(seen.append, number)
+            world.run_until(lambda seen=seen: len(seen) == 10)
+        assert seen == list(range(10))
+
+
+def test_timers_are_exact() -> None:
+    """The clock jumps to them, however long that is."""
+
+    async def main() -> list[float]:
+        times = []
+        for seconds in (0.5, 1000.0, 0.25):
+            await asyncio.sleep(seconds)
+            times.append(asyncio.get_running_loop().time())
+        return times
+
+    with closing(World(0)) as world:
+        world.busy = 0.0
+        assert world.run(world.new_loop("loop"), main()) == [0.5, 1000.5, 1000.75]
+
+
+def test_tasks_that_wait_for_ever_are_an_error() -> None:
+    """The error says where they wait, and comes at once."""
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    with closing(World(0)) as world:
+        with pytest.raises(DeadlockError, match=r"1 tasks wait, and no timer is set: loop\.1 .*wait at test_simulated"):
+            world.run(world.new_loop("loop"), wait())
+        (task,) = world.tasks
+        task.cancel()
+        world.run_until(task.done)
+
+
+# -- lives
+
+
+def live(seeds: range) -> Counter[str]:
+    """Live, and count the faults. No life may go wrong."""
+    from simulated_life import Life
+
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        life = Life(seed)
+        assert life.run() == [], f"make simulate SEED={seed} TRACE=1"
+        happened.update(life.faults.happened)
+    return happened
+
+
+def test_nothing_is_lost_in_a_few_lives() -> None:
+    """No call is lost or answered twice, answers are the model's, accounts and tables agree, and nothing is left."""
+    assert sum(live(range(40)).values()) > 40
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_in_many_lives() -> None:
+    """The same, and every kind of fault meets something."""
+    from simulated_faults import KINDS
+
+    happened = live(range(40, 540))
+    assert {kind for kind in KINDS if not happened[kind]} == set()
+
+
+def digests(seed: int, hash_seed: str) -> list[str]:
+    command = [sys.executable, str(COMMAND), "--seed", str(seed)]
+    path = os.pathsep.join(str(COMMAND.parents[1] / name) for name in ("support", "simulated"))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return re.findall(r"\d+ events in .* digest \w+", done.stdout)
+
+
+def test_a_seed_always_means_the_same_events() -> None:
+    """Each of the events, in a life with many faults, twice in one process."""
+    from simulated_life import Life
+
+    def lived(seed: int) -> tuple[str, list[str], Any]:
+        events: list[str] = []
+        life = Life(seed, trace=events.append)
+        life.run()
+        return life.world.digest, events, life.history.events
+
+    for seed in (13, 37):
+        assert lived(seed) == lived(seed)
+
+
+@pytest.mark.slow
+def test_another_process_has_the_same_events() -> None:
+    """What Python draws anew for each process, such as the hashes of strings, changes nothing."""
+    first, second = digests(37, "1"), digests(37, "2")
+    assert len(first) == 1
+    assert first == second
