@@ -22,7 +22,7 @@ from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage
 from weft.core.identity.sources import Evidence
 
-CONNECTIONS = ("each", "shared", "pool")  # each client has one; all share one; each call comes by one of a pool
+CONNECTIONS = ("each", "shared", "pool")  # each client has its host; all share a connection; each call by one of a pool
 HABITS = {
     "plain": "the history comes back unchanged",
     "regenerate": "one call of five is sent twice",
@@ -332,7 +332,7 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
             continue
         prompt, answer = to_send[number].pop()
         request = json.loads(json.dumps({"messages": prompt}))
-        peer = {"each": str(number), "shared": "", "pool": str(rng.randrange(clients))}[connections]
+        peer = {"each": f"{number}:1", "shared": "", "pool": f":{rng.randrange(clients)}"}[connections]
         began_s = time.process_time()
         evidence = Evidence(trace_id=f"{rng.getrandbits(128):032x}" if "traced" in habit else None)
         placed = lineage.place(evidence, request, "-", peer)

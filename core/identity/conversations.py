@@ -19,6 +19,10 @@ _ID_MARKS: Final = ("chatcmpl-tool-", "call_", "toolu_", "fc_")
 _MOST_IDS: Final = 1_000  # that are looked for in texts
 _MOST_CHARACTERS: Final = 1 << 20  # of texts that are searched for ids, the latest first
 _MOST_ARGUMENTS: Final = 16  # of a tool call
+_STEP_CHARACTERS: Final = 40  # of a line that is taken for a step of a plan
+_MOST_STEPS: Final = 32
+_BULLETS: Final = "0123456789.)*-\u2022 "
+_QUOTED: Final = re.compile(r'"([^"\\\n]{40,})"')
 
 
 class Said(NamedTuple):
@@ -71,6 +75,13 @@ def without_system(items: list[Item]) -> list[Item]:
 def arguments_of(item: Item) -> Iterator[str]:
     """The texts that a tool call passes on."""
     yield from map(text_of, values_in(item[3]))
+
+
+def steps_in(text: str) -> list[str]:
+    """The long lines of a text, without their numbers or dots, and the long texts in quotation marks, as in JSON."""
+    lines = (line.strip().lstrip(_BULLETS) for line in islice(text.splitlines(), _MOST_STEPS))
+    quoted = islice(_QUOTED.finditer(text), _MOST_STEPS)
+    return [each for each in (*lines, *(found[1] for found in quoted)) if len(each) >= _STEP_CHARACTERS]
 
 
 def values_in(text: str) -> list[str]:

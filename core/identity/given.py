@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from weft.core.identity.conversations import arguments_of, without_system
+from weft.core.identity.conversations import arguments_of, values_in, without_system
 from weft.core.identity.items import Digest, Item
 from weft.core.identity.pieces import PIECE, folded, has_all_pieces
 from weft.core.ids import ProgramId
@@ -186,6 +186,15 @@ class Parts(NamedTuple):
 
     texts: tuple[bytes, ...]
     lines: tuple[bytes, ...]
+
+
+def parts_of(answer: list[Item]) -> Parts:
+    """The parts of an answer."""
+    texts = [
+        text for item in answer for text in ((item[2], *arguments_of(item)) if item[0] == "call" else texts_of(item))
+    ]
+    lines = (line for text in texts for line in (values_in(text) or text.splitlines()))
+    return Parts(*(tuple(filter(None, map(folded, each))) for each in (texts, lines)))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, values_in, without_system
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     LONG_BYTES,
@@ -26,13 +26,13 @@ from weft.core.identity.given import (
     PROMPT_BYTES,
     SHORT_BYTES,
     GivenAnswer,
-    Parts,
     Prompt,
     Question,
     Sample,
     Turns,
     answer_to,
     folded_texts,
+    parts_of,
     sample_of,
     searched_texts,
     texts_of,
@@ -49,10 +49,10 @@ MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longe
 _DESCRIBED: Final = tuple(each.name for each in dataclasses.fields(Described))
 _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
+_CUT_MARKS: Final = ".,:;!?-\u2013\u2014\u2026".encode()  # behind an answer that a client has cut
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
-_POOLED_REQUESTS: Final = 1_000  # for which one connection with programs in turns counts
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
 _NEW_KEYS: Final = 4  # of a prompt that nobody else was told
@@ -140,11 +140,6 @@ class _Told(NamedTuple):
     is_whole: bool  # it was short enough for all of it
 
 
-def is_always_open(_program_id: ProgramId) -> bool:
-    """Every program counts as open."""
-    return True
-
-
 class Lineage:
     """Finds programs by messages. Not for several threads.
 
@@ -153,7 +148,7 @@ class Lineage:
         is_open: Whether a program has not ended. Texts that the models of ended programs wrote are no evidence.
     """
 
-    def __init__(self, most_states: int = MOST_STATES, is_open: Callable[[ProgramId], bool] = is_always_open) -> None:
+    def __init__(self, most_states: int = MOST_STATES, is_open: Callable[[ProgramId], bool] = bool) -> None:
         self._is_open = is_open
         self._readings = Readings()
         self._states: Recent[State] = Recent(most_states, State.size)
@@ -172,8 +167,7 @@ class Lineage:
             most_states
         )  # told more than was read, so what they write is no evidence
         self._traces: Recent[ProgramId] = Recent(most_states)
-        self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection, if not in turns
-        self._pooled: dict[str, int] = {}  # for how many requests the connections of a key tell nothing
+        self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
         self._responses: Recent[ProgramId] = Recent(most_states)
         self._turns = Turns()
         self._ids = IdSource()
@@ -213,12 +207,11 @@ class Lineage:
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
         self._turns.asked(scope, program_id, said.items, told.text)
-        if evidence.correlation_id is not None:
-            self._traces.put(scope, digest_of(b"correlation", scope, evidence.correlation_id), program_id)
-        if evidence.trace_id is not None:
-            self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
+        for name, value in ((b"correlation", evidence.correlation_id), (b"trace", evidence.trace_id)):
+            if value is not None:
+                self._traces.put(scope, digest_of(name, scope, value), program_id)
         if peer:
-            self._note_peer(asked, program_id, is_known=source is not Source.NEW)
+            self._peers.put(scope, digest_of(b"peer", scope, peer), program_id)
         agent, kind = self._agent(asked, program_id, task.kind if task else "")
         # Without messages and other evidence no later request can be known to continue it.
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
@@ -234,7 +227,7 @@ class Lineage:
                 sample_of(folded_texts(said.items[place : place + 1])),
                 asked.system.sample,
                 next(given, None),
-                _call_id_of(said.items[place]),
+                said.items[place][1] if said.items[place][0] == "result" else "",
             )
         return Placed(identity, peer, said, question, start, prompt)
 
@@ -264,20 +257,22 @@ class Lineage:
                 self._note_answer(scope, placed, item)
             if placed.prompt is not None and len(placed.prompt.answers) < _MOST_GIVEN:
                 size = placed.prompt.size()
-                placed.prompt.answers.append(_parts_of(items))
+                placed.prompt.answers.append(parts_of(items))
                 if not placed.prompt.is_forgotten:
                     self._prompts.grow(scope, placed.prompt.size() - size)
 
     def _known(self, evidence: Evidence, asked: _Asked) -> _Found:
         """The program that a request names, or whose conversation it continues."""
         scope, said = asked.scope, asked.said
-        source, found = self._named(evidence, scope)
-        if found is not None:
-            return _Found(source, found)
+        for source, table, kind, named in (
+            (Source.PREVIOUS_RESPONSE, self._responses, b"response", evidence.previous_response_id),
+            (Source.CORRELATION, self._traces, b"correlation", evidence.correlation_id),
+        ):
+            if named is not None and (found := table.get(scope, digest_of(kind, scope, named))) is not None:
+                return _Found(source, found)
         state_place, state = longest(self._states, scope, said)
         if state is not None:
-            is_pooled = self._pooled.get(scope, 0) > 0
-            latest = None if is_pooled else self._peers.get(scope, digest_of(b"peer", scope, asked.peer))
+            latest = self._peers.get(scope, digest_of(b"peer", scope, asked.peer))
             found = continued(state, said, state_place, owner_by_connection(state, asked.peer, latest))
             if found is not None:
                 return _Found(Source.LINEAGE, found, state_place + 1)
@@ -297,18 +292,6 @@ class Lineage:
             return _Found(is_doubtful=True)
         return self._by_exchanges(asked)._replace(is_doubtful=has_known_id)
 
-    def _named(self, evidence: Evidence, scope: str) -> tuple[Source, ProgramId | None]:
-        """The program of the earlier response or of the known correlation id that a request names."""
-        if evidence.previous_response_id is not None:
-            found = self._responses.get(scope, digest_of(b"response", scope, evidence.previous_response_id))
-            if found is not None:
-                return Source.PREVIOUS_RESPONSE, found
-        if evidence.correlation_id is not None:
-            found = self._traces.get(scope, digest_of(b"correlation", scope, evidence.correlation_id))
-            if found is not None:
-                return Source.CORRELATION, found
-        return Source.NEW, None
-
     def _answerer(self, asked: _Asked) -> ProgramId | None:
         """The program that was given the latest answer of a conversation, which its client has cut or added to."""
         said = asked.said
@@ -316,7 +299,7 @@ class Lineage:
         given = self._given.get(asked.scope, said.digests[place - 1]) if place else None
         if not place or given is None or said.items[place][0] != "message":
             return None
-        text = folded_texts(said.items[place : place + 1])[:_GIVEN_BYTES]
+        text = folded_texts(said.items[place : place + 1])[:_GIVEN_BYTES].rstrip(_CUT_MARKS)
         found = {
             program_id
             for known, program_id in given.items()
@@ -360,7 +343,7 @@ class Lineage:
 
     def _owners(self, asked: _Asked, answer: list[Item], question: Item) -> dict[ProgramId, Question]:
         """The programs that were given an answer to a question. Parts that nobody was given are left out."""
-        text, call_id = folded_texts([question]), _call_id_of(question)
+        text, call_id = folded_texts([question]), question[1] if question[0] == "result" else ""
         owners: dict[ProgramId, Question] | None = None
         for item in answer:
             known = self._answers.get(asked.scope, _answer_key(asked.start, item))
@@ -453,15 +436,6 @@ class Lineage:
         self._prompts.put(scope, digest, prompt)
         return prompt
 
-    def _note_peer(self, asked: _Asked, program_id: ProgramId, *, is_known: bool) -> None:
-        """Note that a program came by a connection. One that others use in between is of a pool, and so may all be."""
-        connection = digest_of(b"peer", asked.scope, asked.peer)
-        latest = self._peers.get(asked.scope, connection)
-        is_in_turns = latest not in (None, program_id) and bool(asked.said.answers)
-        self._peers.put(asked.scope, connection, SEVERAL if is_in_turns or latest == SEVERAL else program_id)
-        left = self._pooled.get(asked.scope, 0)
-        self._pooled[asked.scope] = _POOLED_REQUESTS if is_in_turns and is_known else max(0, left - 1)
-
     def _examples(self, asked: _Asked, items: list[Item]) -> Values:
         """Exchanges of a request with answers that nobody gave: if a model gives one later, it is no evidence."""
         found = []
@@ -504,25 +478,35 @@ class Lineage:
         if item[0] != "call":
             asked = said.items[place] if (place := _question_before(said.items, len(said.items))) >= 0 else item
             is_example = self._told.has(scope, np.array([_exchange(key, asked)], np.uint32)).any()
-            self._note_text(scope, placed, key, "".join(texts_of(item)), None if is_example else placed.question)
+            text = "".join(texts_of(item))
+            self._note_text(scope, placed, key, text, None if is_example else placed.question)
+            self._hand_on(scope, placed, steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
-        handed, (kind, _text) = [], task_in(item)
-        for text in arguments_of(item):
-            if len(text) < SHORT_BYTES:
-                continue
+        kind, _text = task_in(item)
+        texts = [text for text in arguments_of(item) if len(text) >= SHORT_BYTES]
+        for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
-            if not self._is_told(scope, text, said):
-                handed.append(digest_of(start, "handed", text))
-                task = self._handed.get(scope, handed[-1])
-                owner = program_id if task is None or task.program_id == program_id else SEVERAL
-                self._handed.put(scope, handed[-1], _Task(owner, kind))
+        handed = self._hand_on(scope, placed, [*texts, *steps_in(item[3])], kind)
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
-            self._calls.put(scope, digest, _Given(owner, tuple(handed)))
+            self._calls.put(scope, digest, _Given(owner, handed))
+
+    def _hand_on(self, scope: str, placed: Placed, texts: Iterable[str], kind: str = "") -> tuple[Digest, ...]:
+        """Note texts that may become an agent's task, unless the model has them from its prompt."""
+        said, owner = placed.said, placed.identity.program_id
+        assert said is not None  # noqa: S101  see `answered`
+        handed = tuple(
+            digest_of(placed.start, "handed", text) for text in texts if not self._is_told(scope, text, said)
+        )
+        for digest in handed:
+            task = self._handed.get(scope, digest)
+            is_own = task is None or task.program_id == owner
+            self._handed.put(scope, digest, _Task(owner if is_own else SEVERAL, kind))
+        return handed
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
@@ -598,11 +582,6 @@ def _exchange(answer: Digest, question: Item) -> int:
     return int.from_bytes(digest_of(answer, *texts_of(question))[:4])
 
 
-def _call_id_of(item: Item) -> str:
-    """The id of the tool call that an item is the result of; "" if it is none."""
-    return item[1] if item[0] == "result" else ""
-
-
 def _question_before(items: list[Item], place: int) -> int:
     """The place of the message before an answer, which is no answer, and not the system's; -1: there is none."""
     while place > 0:
@@ -610,11 +589,3 @@ def _question_before(items: list[Item], place: int) -> int:
         if not is_answer(items[place]) and items[place][:2] != ("message", "system"):
             return place
     return -1
-
-
-def _parts_of(answer: list[Item]) -> Parts:
-    texts = [
-        text for item in answer for text in ((item[2], *arguments_of(item)) if item[0] == "call" else texts_of(item))
-    ]
-    lines = (line for text in texts for line in (values_in(text) or text.splitlines()))
-    return Parts(*(tuple(filter(None, map(folded, each))) for each in (texts, lines)))

@@ -82,14 +82,10 @@ class Readings:
         if messages and had + new <= _MOST_CHARACTERS:
             is_longer = reading is not None and same >= len(reading.messages) - 1
             others = [each for each in known if each is not reading] if is_longer else known
-            self._keep(scope, key, [_Reading(before, messages, items, digests, had + new), *others][:_MOST_TWINS])
+            readings = [_Reading(before, messages, items, digests, had + new), *others][:_MOST_TWINS]
+            self._read.put(scope, key, readings)
+            self._read.grow(scope, _kib(readings) - (_kib(known) or 1))
         return said_in(flat, digests, start)
-
-    def _keep(self, scope: str, key: Digest, readings: list[_Reading]) -> None:
-        known = self._read.get(scope, key)
-        size = _kib(known) if known is not None else 1
-        self._read.put(scope, key, readings)
-        self._read.grow(scope, _kib(readings) - size)
 
 
 def _kib(readings: list[_Reading]) -> int:

@@ -59,9 +59,11 @@ def reached(
 
 
 def owner_by_connection(state: State, peer: str, latest: ProgramId | None) -> ProgramId | None:
-    """The latest program of a connection, if it reached a state by it, and no other that did has still to go on."""
-    waiting = [program_id for program_id in state.waiting if state.owners[program_id] == peer and program_id != latest]
-    return latest if latest is not None and state.owners.get(latest) == peer and not waiting else None
+    """The latest program of a connection, if it reached a state by it, and no other of its host has still to go on: a
+    pool would send that one's request by any of its connections."""
+    host = peer.rpartition(":")[0]
+    others = (state.owners[each].rpartition(":")[0] for each in state.waiting if each != latest)
+    return latest if latest is not None and state.owners.get(latest) == peer and host not in others else None
 
 
 def continued(state: State, said: Said, place: int, by_connection: ProgramId | None) -> ProgramId | None:

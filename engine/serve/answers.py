@@ -85,7 +85,6 @@ class AnswerReader:
         self._rest = bytearray()  # what has not been read yet
         self._has_end = False  # whether an answer may end in it
         self._read_bytes = 0
-        self._id: str | None = None
         self._messages: dict[int, dict[str, Any]] = {}  # of Chat Completions, by choice
         self._blocks: dict[int, dict[str, Any]] = {}  # of Anthropic's Messages
 
@@ -109,12 +108,19 @@ class AnswerReader:
         answers = (self._event(_object(line.removeprefix(b"data:"))) for line in lines)
         return [answer for answer in answers if answer]
 
+    def left(self) -> list[Mapping[str, Any]]:
+        """The answers of a stream that its client has left, as far as they have come."""
+        answers = self.take(b"\n\n", is_last=True)
+        choices = [{"message": message} for message in self._messages.values()]
+        return [*answers, {"choices": choices}, {"content": self._content()}]
+
     def _event(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The answer that an event completes."""
         if isinstance(event.get("choices"), list):
             return self._chunk(event)
         kind = event.get("type")
         if kind in ("response.completed", "response.incomplete"):
+            self._messages.clear()
             response = event.get("response")
             return response if isinstance(response, Mapping) else None
         if kind == "content_block_start":
@@ -126,8 +132,13 @@ class AnswerReader:
             elif block is not None and delta.get("type") == "input_json_delta":
                 block["json"] += delta.get("partial_json", "")
         elif kind == "message_delta":  # it has the reason of the end
-            return {"content": [_block(self._blocks[index]) for index in sorted(self._blocks)]}
+            return {"content": self._content()}
+        elif kind == "response.output_text.delta":
+            self._messages.setdefault(0, {"content": ""})["content"] += event.get("delta", "")
         return None
+
+    def _content(self) -> list[Mapping[str, Any]]:
+        return [_block(self._blocks[index]) for index in sorted(self._blocks)]
 
     def _chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
         ended = []
@@ -138,7 +149,7 @@ class AnswerReader:
             for part in delta.get("tool_calls") or []:
                 _add_call(message["tool_calls"], part)
             if choice.get("finish_reason"):
-                ended.append({"message": message})
+                ended.append({"message": self._messages.pop(choice.get("index", 0))})
         return {"id": chunk.get("id"), "choices": ended} if ended else None
 
 

@@ -119,7 +119,7 @@ class _ServedExchange(Exchange):
         self._path = path_of(scope)
         self._engine = engine
         self._key = secrets.token_hex(8)  # a client that knew another's key could make calls as its program
-        self._peer = str(scope.get("client"))
+        self._peer = ":".join(map(str, scope.get("client") or ()))
         self._placed: Placed | None = None
         self._reads_answers = False  # because a later request may continue them
         self._answers: AnswerReader | None = None
@@ -221,6 +221,13 @@ class _ServedExchange(Exchange):
         else:
             reason = Refused.MALFORMED
         self._engine.refused(reason, self._client)
+
+    async def receive(self) -> Message:
+        message = await super().receive()
+        if self._is_gone and self._answers is not None:  # the client may go on with what it has got
+            answers, self._answers = self._answers.left(), None
+            await self._note(answers)
+        return message
 
     async def send(self, message: Message) -> None:
         """Add the program's id and the call's account; and to an error whether, and when, to try again."""
@@ -346,8 +353,7 @@ def _hints(request: Mapping[str, Any]) -> dict[str, Any]:
     """What Dynamo's `nvext.agent_hints` say of a call that the engine can use: that the next one comes soon."""
     extension = request.get("nvext")
     hints = extension.get("agent_hints") if isinstance(extension, Mapping) else None
-    is_soon = isinstance(hints, Mapping) and hints.get("speculative_prefill") is True
-    return {"prefetch": 1} if is_soon else {}
+    return {"prefetch": 1} if isinstance(hints, Mapping) and hints.get("speculative_prefill") is True else {}
 
 
 def _choices_of(request: Mapping[str, Any]) -> int:

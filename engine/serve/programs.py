@@ -103,7 +103,7 @@ class OpenPrograms:
             if identity.parent_program_id is not None:
                 program.reports.note_parent(identity.parent_program_id)
             program.reports.end_when_idle(
-                self._times.timeout_s(kind), partial(self.abandon, program_id), partial(self._has_answered, program_id)
+                self._times.timeout_s(kind), partial(self.forget, program_id), partial(self._has_answered, program_id)
             )
             if limit is not None and len(self._of_scope.get(scope, ())) >= limit:
                 self._end_unused(scope)
@@ -160,7 +160,8 @@ class OpenPrograms:
 
     def end(self, program_id: ProgramId, state: ProgramState = ProgramState.FINISHED) -> bool:
         """End a program; its calls in flight are aborted. Returns whether it was open."""
-        program = self._forget(program_id)
+        program = self._open.get(program_id)
+        self.forget(program_id)
         self._left_s.pop(program_id, None)
         if program is not None:
             self._goes_on(program)  # until now, whatever its last answer was
@@ -172,7 +173,8 @@ class OpenPrograms:
         for program_id in list(self._open):
             self.end(program_id, ProgramState.FINISHED if self._has_answered(program_id) else ProgramState.CANCELLED)
 
-    def _forget(self, program_id: ProgramId) -> Program | None:
+    def forget(self, program_id: ProgramId) -> None:
+        """Note that a program has ended, such as because it was idle for its time."""
         self._calls.pop(program_id, None)
         self._ending.discard(program_id)
         self._unanswered.pop(program_id, None)
@@ -182,11 +184,7 @@ class OpenPrograms:
             of_scope.pop(program_id, None)
             if not of_scope:
                 del self._of_scope[scope]
-        return self._open.pop(program_id, None)
-
-    def abandon(self, program_id: ProgramId) -> None:
-        """Note that a program has ended because it was idle for its time."""
-        self._forget(program_id)
+        self._open.pop(program_id, None)
 
     def _end_unused(self, scope: str) -> None:
         """End the longest idle program of a key, if one is idle. The calls in flight bound the number of the others."""

@@ -148,9 +148,6 @@ class SharedLineage:
         self._lineage = lineage
         self._lock = asyncio.Lock()
 
-    def __len__(self) -> int:
-        return len(self._lineage)
-
     async def place(
         self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str, *, is_large: bool
     ) -> Placed:

@@ -454,15 +454,17 @@ def noted(request: Mapping[str, Any]) -> AnyReply:
 
 
 def shorter(request: Mapping[str, Any]) -> AnyReply:
-    """An answer without a tool."""
-    return f"It is warm, says the {'reporter' if 'reporter' in systems(request) else 'editor'}."
+    """An answer without a tool, which takes so long that two calls at once overlap."""
+    who = "reporter" if "reporter" in systems(request) else "editor"
+    return Reply(f"It is warm, says the {who}.", latency_s=3.0)
 
 
 def named(request: Mapping[str, Any]) -> AnyReply:
-    """The same to all, in the form that the framework asks for."""
+    """The same to all, in the form that the framework asks for, after so long that two calls at once overlap."""
     if "final_answer" in json.dumps(request["tools"]):
-        return Reply("", [("final_answer", {"answer": "A gull."})])
-    return "[[ ## answer ## ]]\nA gull.\n\n[[ ## completed ## ]]" if "[[ ##" in everything(request) else "A gull."
+        return Reply("", [("final_answer", {"answer": "A gull."})], latency_s=3.0)
+    is_dspy = "[[ ##" in everything(request)
+    return Reply("[[ ## answer ## ]]\nA gull.\n\n[[ ## completed ## ]]" if is_dspy else "A gull.", latency_s=3.0)
 
 
 def reported(request: Mapping[str, Any]) -> AnyReply:

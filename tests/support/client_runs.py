@@ -122,6 +122,7 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], server: ScriptedServ
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                process_group=0,
             )
             for each in together
         ]
@@ -135,19 +136,19 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], server: ScriptedServ
         finally:
             for process in processes:
                 if process.poll() is None:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                     process.communicate()
 
 
 def _interrupt(process: subprocess.Popen[str], server: ScriptedServer) -> None:
-    """Interrupt a client in its first call, and end it if it does not leave."""
+    """Interrupt a client in its first call, and end it if it does not leave: as a terminal does, with its children."""
     while not server.calls and process.poll() is None:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _seen(server: ScriptedServer) -> Seen:

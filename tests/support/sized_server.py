@@ -37,7 +37,7 @@ def _sizes(served: Any) -> dict[str, int]:
         "programs that left": len(programs._left_s),
         "sessions": len(engine.sessions),
         "idle times": len(programs._times),
-        "lineage": len(served.lineage),
+        "lineage": len(served.lineage._lineage),
     }
 
 

@@ -17,13 +17,14 @@ Messages = list[dict[str, str]]
 
 
 class Server:
-    """Requests and answers as a server sees them."""
+    """Requests and answers as a server sees them. A peer is a host with one connection, or a host and a port."""
 
     def __init__(self, most_states: int = 1000, **options: Any) -> None:
         self.lineage = Lineage(most_states, **options)
 
     def send(self, messages: Messages, scope: str = "-", peer: str = "", **evidence: Any) -> Placed:
-        return self.lineage.place(Evidence(**evidence), {"messages": messages}, scope, peer)
+        connection = f"{peer}:1" if peer and ":" not in peer else peer
+        return self.lineage.place(Evidence(**evidence), {"messages": messages}, scope, connection)
 
     def answer(self, placed: Placed, *texts: str, scope: str = "-", response_id: str | None = None) -> None:
         body = {"choices": [{"message": {"content": text}} for text in texts]}
@@ -95,6 +96,16 @@ def test_a_request_is_not_sent_again_while_a_twin_waits() -> None:
     found = [server.call(said("a"), "b", peer=peer) for peer in "12"]
     assert server.call(said("a", "b", "c"), "y", peer="1") == found[0]
     assert server.call(said("a", "b", "c"), "y", peer="3") not in found
+
+
+def test_twins_of_one_host_are_not_guessed_by_their_connections() -> None:
+    """They may share a pool, of which each had a connection of its own until now: greedy agents with the same texts."""
+    server = Server()
+    known = {server.call(said("a"), "b", peer=f"host:{port}") for port in (1, 2)}
+    found = [server.call(said("a", "b", "c"), "d", peer=f"host:{port}") for port in (1, 2)]
+    assert len({*known, *found}) == 4
+    alone = server.call(said("x"), "y", peer="host:1")
+    assert server.call(said("x", "y", "z"), "z", peer="host:2") == alone
 
 
 def test_hundreds_of_twins_stay_apart() -> None:
@@ -456,19 +467,27 @@ def test_a_template_that_grows_is_one_program() -> None:
 
 
 def test_an_answer_that_was_cut_at_its_end_stays() -> None:
-    """Replays shorten answers to the tokens that were recorded."""
-    server = Server()
-    first = server.call(prompted("s", "a"), ANSWER)
-    assert server.call(prompted("s", "a", ANSWER[:25], "b"), "c") == first
+    """Replays shorten answers to the tokens that were recorded, and a voice that was interrupted ends with a dash."""
+    for end in ("", "…", " —"):
+        server = Server()
+        first = server.call(prompted("s", "a"), ANSWER)
+        assert server.call(prompted("s", "a", ANSWER[:25] + end, "b"), "c") == first
 
 
-def test_a_pool_of_connections_tells_nothing() -> None:
-    """When one program has come by a connection that another one had used, its client may have any connection."""
+def test_a_step_of_a_plan_is_in_the_program() -> None:
+    """An agent gets a whole line of what the model wrote, or a text of its JSON, and nothing else."""
+    steps = ["Look up when the boats came back to Rome today.", "Write a whole sentence about all of the boats."]
+    for plan in (f"1. {steps[0]}\n2. {steps[1]}", json.dumps({"steps": steps})):
+        server = Server()
+        first = server.call(prompted("You plan.", "a"), plan)
+        assert server.call(prompted("You do one thing.", steps[0][:-1]), "b") != first
+        assert {server.call(prompted("You do one thing.", step), step[:9]) for step in steps} == {first}
     server = Server()
-    first = server.call(said("x"), "y", peer="1")
-    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
-    assert server.call(said("x", "y", "z"), "y", peer="2") == first
-    assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two)
+    found = [server.call(prompted("You plan.", text), steps[0]) for text in "ab"]
+    assert server.call(prompted("You do one thing.", steps[0]), "b") not in found
+    server = Server()
+    first = server.call(prompted("You plan.", f"Say again: {steps[0]}"), steps[0])
+    assert server.call(prompted("You do one thing.", steps[0]), "b") != first
 
 
 def test_an_exchange_that_was_never_had_is_another_program() -> None:

@@ -77,6 +77,27 @@ def test_an_answer_is_there_before_its_last_event_goes_on(separators: tuple[str,
     assert answer["choices"][0]["message"]["content"] == "".join(words) + "."
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [delta(0, content="I "), delta(0, content="look")],
+        [
+            {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "I look"}},
+        ],
+        [{"type": "response.output_text.delta", "delta": "I look"}],
+    ],
+    ids=["chat", "anthropic", "responses"],
+)
+def test_a_stream_that_was_left_is_read_as_far_as_it_came(events: list[dict[str, Any]]) -> None:
+    """Its client may go on with what it has got of the answer."""
+    reader = AnswerReader(is_stream=True)
+    for event in events:
+        assert reader.take(b"data: " + json.dumps(event).encode() + b"\n\n", is_last=False) == []
+    (answer,) = [answer for body in reader.left() for answer in items_of_answer(body) if answer]
+    assert answer == [("message", "assistant", "", "text", "I look")]
+
+
 def test_a_whole_response_is_read_with_its_last_piece() -> None:
     """A response without a stream may come in pieces, too."""
     body = json.dumps({"choices": [{"message": {"content": "I look.", "tool_calls": [CALL]}}]}).encode()

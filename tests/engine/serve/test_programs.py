@@ -130,7 +130,7 @@ def test_a_gap_that_was_too_long_is_learned() -> None:
         opened.leave(opened.enter(identity()))
     program_id = identity("q").program_id
     opened.leave(opened.enter(identity("q")))
-    opened.abandon(program_id)
+    opened.forget(program_id)
     clock.advance(100.0)
     opened.leave(opened.enter(identity("q")))
     assert opened.enter(identity("r")).reports.idle_timeout_s == 400.0

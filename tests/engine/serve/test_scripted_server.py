@@ -184,6 +184,24 @@ def test_a_stream_that_its_client_leaves_ends_its_call(scripted_server: Servers)
     assert row.account.output_tokens < 1000
 
 
+def test_a_client_goes_on_with_what_it_has_got_of_a_stream(scripted_server: Servers) -> None:
+    """It stops the model in mid-answer and says something else. Another client has asked the same."""
+    things = ("ships", "trains", "birds", "rivers")
+    server = scripted_server([Reply(f"I have counted the {thing} today. " * 99, token_s=0.05) for thing in things])
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for _client in range(2):
+            asked: Any = [{"role": "user", "content": "Talk"}]
+            for _turn in range(2):
+                text = ""
+                with client.chat.completions.create(model="scripted", messages=asked, stream=True) as stream:
+                    while len(text) < 40:
+                        text += next(stream).choices[0].delta.content or ""
+                while any(row.in_flight for row in server.programs):
+                    time.sleep(0.01)
+                asked = [*asked, {"role": "assistant", "content": text}, {"role": "user", "content": "No."}]
+    assert [row.calls for row in server.programs] == [2, 2]
+
+
 def test_a_call_that_the_script_has_no_reply_for_fails(scripted_server: Servers) -> None:
     """The error names the call and its last message."""
     server = scripted_server([])
