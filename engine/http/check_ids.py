@@ -26,13 +26,13 @@ from weft.engine.http.arrivals import Arrivals, ArrivingBody
 from weft.engine.http.http_errors import error_headers, error_status
 from weft.engine.http.identity import (
     CHANGED,
+    SESSION_HEADER,
     fields_of_form,
     figures_of_request,
     scope_headers,
     scope_of,
     scope_request,
     server_takes_figures,
-    without_session,
 )
 from weft.engine.wire.call_header import refuse_priority
 
@@ -147,7 +147,7 @@ class Exchange:
         try:
             self.scope = {**scope, "headers": scope_headers(self._headers, self._id_scope)}
         except InvalidIdError as error:  # the client is told when it is authenticated
-            self.scope = {**scope, "headers": without_session(self._headers)}
+            self.scope = {**scope, "headers": [each for each in self._headers if each[0] != SESSION_HEADER]}
             self._refusal = Refusal(HTTPStatus.BAD_REQUEST, str(error))
 
     async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:

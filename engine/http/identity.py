@@ -22,7 +22,7 @@ from weft.engine.wire.scheduler_config import decode_config
 
 Headers = list[tuple[bytes, bytes]]
 
-_SESSION_HEADER: Final = b"x-session-id"  # vLLM takes the session from it where the body names none
+SESSION_HEADER: Final = b"x-session-id"  # vLLM takes the session from it where the body names none
 _SCOPED: Final = ("program_id", "session_id", "tenant", "tool_ended", "tool_started")
 NO_KEY: Final = "-"
 
@@ -47,11 +47,11 @@ def scope_headers(headers: Headers, scope: str) -> Headers:
     Raises:
         InvalidIdError: The session's id is malformed.
     """
-    if not any(name == _SESSION_HEADER for name, _value in headers):
+    if not any(name == SESSION_HEADER for name, _value in headers):
         return headers
     return [
         (name, _scoped(value.decode("latin-1"), "X-Session-ID", scope).encode("latin-1"))
-        if name == _SESSION_HEADER and value
+        if name == SESSION_HEADER and value
         else (name, value)
         for name, value in headers
     ]
@@ -62,11 +62,6 @@ def without_scope(value: object, scope: str) -> Any:
     if isinstance(value, dict):
         return {name: without_scope(each, scope) for name, each in value.items()}
     return re.sub(rf"(?<![^\s'\"(]){re.escape(scope)}/", "", value) if isinstance(value, str) else value
-
-
-def without_session(headers: Headers) -> Headers:
-    """The headers without the session's id."""
-    return [(name, value) for name, value in headers if name != _SESSION_HEADER]
 
 
 def figures_of_request(request: Mapping[str, Any]) -> list[str]:
