@@ -189,9 +189,11 @@ class AsyncMultiLLMEngine(FrontEnd):
             clock=self._options.clock,
         )
         started.append(group)
-        on_assigned = weakly(self._in_flight.assign)
+        on_assigned, is_fair = weakly(self._in_flight.assign), self.policy.name == "fair"
         self._wait(
-            self._loop.submit(group.start(wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned))
+            self._loop.submit(
+                group.start(wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned, has_shares=is_fair)
+            )
         )
         return group
 
@@ -224,7 +226,7 @@ class AsyncMultiLLMEngine(FrontEnd):
     @property
     def is_ready(self) -> bool:
         """Whether every model has a replica that is ready. While a model has none, its calls wait."""
-        return self.is_alive and all(group.states.ready_count for group in self._groups.values())
+        return self.is_alive and all(len(group.states.loads) for group in self._groups.values())
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
         """By model, every replica: its state, its calls in flight, how often it died and why, its log."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.core.class_rows import ClassRow
@@ -237,6 +237,11 @@ class Policy(Registered, ABC):
     def take_ends(self) -> list[ProgramEnd]:
         """Return the programs that have ended since the previous call. The oldest of very many are left out."""
         return []
+
+    def exchange(self, elsewhere: Mapping[str, float]) -> Mapping[str, float]:
+        """Hear what tenants had on other engines since the last exchange, and return what they had here, in tokens."""
+        del elsewhere
+        return {}
 
     def standing(self, call: Call) -> Rank:
         """The rank by which the call's program keeps its place at the gate. By default the call's rank."""

@@ -252,14 +252,9 @@ class ReplicaSet:
         return self._get(engine_id).calls
 
     @property
-    def ready_count(self) -> int:
-        """The number of replicas that take calls."""
-        return len(self.loads)
-
-    @property
     def capacity(self) -> int:
         """The most calls in flight on all replicas together; while no replica is ready, that of one replica."""
-        return self._max_calls * max(1, self.ready_count)
+        return self._max_calls * max(1, len(self.loads))
 
     @property
     def reason(self) -> str | None:

@@ -15,6 +15,8 @@ from weft.core.errors import SimulationError
 from weft.core.identity.idle import IdleTimes
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import ProgramChanged, registration
+from weft.core.policies.fair_shares.fair import EPOCH_S
+from weft.core.policies.fair_shares.stride import OverEngines
 from weft.core.routing.balancer import Arrival, Loads
 from weft.core.routing.stealing import EngineQueue, Stealing
 from weft.core.sim.kv_cache.blocks import block_ends, share_full_blocks
@@ -113,6 +115,9 @@ class _Simulation:
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
         for engine_id, number in self._number_of.items():
             self._loads.open(engine_id, number)
+        self._shares = OverEngines()
+        self._shares.keep(self._engine_ids)
+        self._next_exchange_s = [0.0 if settings.policy.name == "fair" else math.inf] * settings.replicas
         self._stealing = Stealing(settings.stealing) if settings.stealing is not None else None
         self._look_is_planned = False  # whether there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
@@ -329,6 +334,10 @@ class _Simulation:
 
     def _schedule(self, replica: SimReplica, now_s: float) -> None:
         self._to_schedule.discard(replica.number)
+        if now_s >= self._next_exchange_s[replica.number]:
+            self._next_exchange_s[replica.number] = now_s + EPOCH_S
+            engine_id = self._engine_ids[replica.number]
+            self._shares.add(engine_id, replica.policy.exchange(self._shares.take(engine_id)))
         if replica.schedule(now_s) is not None:
             self._add_jump_end(replica)
 

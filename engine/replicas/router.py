@@ -24,7 +24,6 @@ from weft.engine.vllm_compat.names import (
     renderer_from_config,
 )
 from weft.engine.wire.call_header import decode_key, sent_later, wire_id
-from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
@@ -94,7 +93,10 @@ class Router:
                     params = _sent_later(sampling_params, now_s() - since_s)
                     running = replica.generate(prompt, params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
-                        output = await self._first_output(engine_id, key, arrival, outputs, sampling_params.n)
+                        if sampling_params.n > 1:  # vLLM sends the sequences one by one, so a part may be on its way
+                            output = await anext(outputs, None)
+                        else:
+                            output = await self.unanswered.first_output(engine_id, key, arrival, outputs)
                         while output is not None:
                             has_delivered = True
                             delivered_tokens.add(output)
@@ -113,13 +115,6 @@ class Router:
         except WeftError as error:
             self.failures[call_id] = error
             raise
-
-    async def _first_output(
-        self, engine_id: EngineId, key: CallKey, arrival: Arrival, outputs: AsyncGenerator[RequestOutput, None], n: int
-    ) -> RequestOutput | None:
-        if n > 1:  # vLLM sends its sequences one after the other, so a part of the call may be on its way
-            return await anext(outputs, None)
-        return await self.unanswered.first_output(engine_id, key, arrival, outputs)
 
 
 def _sent_later(params: SamplingParams, later_s: float) -> SamplingParams:

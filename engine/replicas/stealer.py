@@ -8,6 +8,7 @@ The scheduler's answer is exact: it drops a call between two steps and before th
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,7 +22,42 @@ from weft.engine.replicas.unanswered import UnansweredCalls
 from weft.engine.wire.control import CallKey, TakeBack, encode_control
 
 
-class Stealer:
+class Watcher(ABC):
+    """Looks at replicas every `every_s` seconds. Use it on the engine's event loop."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._task: asyncio.Task[None] | None = None
+        self._has_failed = False
+
+    def watch(self) -> None:
+        """Begin, until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Stop. The replicas must be ended before, because a call may be between two of them."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self.look()
+            except Exception as error:  # calls are served without it, too
+                if not self._has_failed:
+                    self._has_failed = True
+                    reason = f"{type(error).__name__}: {error}"
+                    get_logger().error(f"{type(self).__name__} failed", reason=reason)
+
+    @abstractmethod
+    async def look(self) -> object:
+        """Look once."""
+
+
+class Stealer(Watcher):
     """Looks at the queues of the replicas from time to time, and moves calls. Use it on the engine's event loop.
 
     Args:
@@ -40,34 +76,12 @@ class Stealer:
         calls: UnansweredCalls,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(stealing.config.look_every_s)
         self._stealing = stealing
         self._states = states
         self._replica = replica
         self._calls = calls
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-        self._has_failed = False
-
-    def watch(self) -> None:
-        """Begin to look, until `stop`."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def stop(self) -> None:
-        """Look no more. The replicas must be ended before, because a call may be between two of them."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._stealing.config.look_every_s)
-            try:
-                await self.look()
-            except Exception as error:  # calls are served without stealing, too
-                if not self._has_failed:
-                    self._has_failed = True
-                    get_logger().error("stealing failed", reason=f"{type(error).__name__}: {error}")
 
     async def look(self) -> int:
         """Ask the replicas for their queues, unless the load is even, and move what the rule says.

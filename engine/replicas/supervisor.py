@@ -149,7 +149,7 @@ class Supervisor:
 
     def _give_up_if_none_is_ready(self) -> None:
         now_s = self._clock()
-        if self._states.ready_count:
+        if len(self._states.loads):
             self._last_ready_s = now_s
         elif now_s - self._last_ready_s > self._start_timeout_s:
             self._queue.give_up(now_s - self._last_ready_s)
@@ -216,10 +216,8 @@ class Supervisor:
             asyncio.CancelledError: the caller was cancelled. The replica serves on if it was not being ended yet;
                 otherwise it is gone.
         """
-        replica = self._replicas.get(engine_id)
-        if replica is None:
-            known = ", ".join(self._replicas) or "none"
-            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {known}.")
+        self._states.calls(engine_id)  # raises if there is no such replica
+        replica = self._replicas[engine_id]
         remaining = [other for other in self._replicas if self._states.state(other) is not ReplicaState.DRAINING]
         if engine_id not in remaining:
             raise ReplicaError(f"replica {engine_id} is being removed already. Wait until it is gone.")

@@ -23,6 +23,7 @@ from weft.engine.wire.answers import (
 from weft.engine.wire.control import (
     AbortedCalls,
     EventKind,
+    ExchangeService,
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
@@ -76,7 +77,7 @@ class ControlHandler:
         self.has_history = True
 
     def receive(
-        self, message: ProgramsEnded | ProgramEvents | AbortedCalls | Question | None, now_s: float
+        self, message: ProgramsEnded | ProgramEvents | AbortedCalls | ExchangeService | Question | None, now_s: float
     ) -> dict[str, Any]:
         """Carry out a message.
 
@@ -96,6 +97,8 @@ class ControlHandler:
                         self._take_event(event, view, now_s)
             case AbortedCalls(calls):
                 return encode_aborted(self._aborted.take(calls))
+            case ExchangeService(elsewhere):
+                return dict(self._policy.exchange(elsewhere))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
                 return self._answer(question, now_s)
         return {}

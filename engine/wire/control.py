@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -91,12 +92,21 @@ class TakeBack(NamedTuple):
     most: int  # calls to drop; 0 asks for the length of the queue only
 
 
+class ExchangeService(NamedTuple):
+    """A control message: what tenants had on other replicas since the last one, in tokens of work.
+
+    The scheduler answers with what they had on it.
+    """
+
+    elsewhere: Mapping[str, float]  # by tenant
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
 Question = TakeLearned | TakeKvStats | TakeScheduleStats | TakeState
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeBack | Question
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeBack | ExchangeService | Question
 
 
 _QUESTIONS: Final[dict[str, type[Question]]] = {
@@ -115,8 +125,9 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "calls": [list(each) for each in message.calls]}
-    if isinstance(message, UseHistory):
-        return {"type": "use_history", "history": message.history}
+    if isinstance(message, UseHistory | ExchangeService):
+        kind = "use_history" if isinstance(message, UseHistory) else "exchange_service"
+        return {"type": kind, **message._asdict()}
     if isinstance(message, TakeBack):
         return {"type": "take_back", "calls": [list(each) for each in message.calls], "most": message.most}
     return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
@@ -141,9 +152,17 @@ def decode_control(data: object) -> Control | None:
             control = UseHistory(history) if isinstance(history, str) else None
         case "take_back":
             control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")))
+        case "exchange_service":
+            control = ExchangeService(read_service(data.get("elsewhere")))
         case str(kind) if kind in _QUESTIONS:
             control = _QUESTIONS[kind]()
     return control
+
+
+def read_service(data: object) -> dict[str, float]:
+    """Tokens by tenant, as an exchange and its answer have them. Never raises."""
+    rows = data.items() if isinstance(data, Mapping) else ()
+    return {name: each for name, each in rows if isinstance(name, str) and type(each) is float and math.isfinite(each)}
 
 
 def _call_keys(calls: object) -> tuple[CallKey, ...]:

@@ -49,6 +49,7 @@ from weft.engine.wire.control import (
     AbortedCalls,
     Control,
     EventKind,
+    ExchangeService,
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
@@ -325,6 +326,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeScheduleStats(),
         TakeState(),
         TakeBack(((ProgramId("p"), CallId("c")),), 3),
+        ExchangeService({"acme": 12.5, "": -3.0}),
     ],
 )
 def test_control_messages_reach_the_scheduler(message: Control) -> None:
@@ -342,6 +344,10 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
     assert decode_control({"type": "aborted_calls", "calls": message}) is not None
     assert decode_control({"type": "take_back", "calls": message, "most": message}) is not None
+    assert decode_control({"type": "exchange_service", "elsewhere": {"a": math.nan, 1: 2.0, "b": 3}}) == (
+        ExchangeService({})
+    )
+    assert isinstance(decode_control({"type": "exchange_service", "elsewhere": message}), ExchangeService)
     assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
     assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())
 

@@ -132,7 +132,7 @@ class Harness:
         return self.states.health(self.clock())
 
     async def ready(self, count: int) -> None:
-        await until(lambda: self.states.ready_count == count)
+        await until(lambda: len(self.states.loads) == count)
 
     async def looked(self) -> None:
         """Wait until the supervisor has looked after all replicas once more, from the beginning to the end."""

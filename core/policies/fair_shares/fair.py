@@ -25,7 +25,7 @@ from weft.core.registries import check_number
 
 EPOCH_S: Final = 0.1  # shares are computed again so often
 PATIENCE_S: Final = 0.5  # a tenant whose calls have waited this long may preempt
-_MOST_TASKS: Final = 32  # programs of a tenant whose demand counts: those that arrived first
+_MOST_TASKS: Final = 32  # programs of a tenant whose demand counts: those that arrived first, as there may be many
 
 
 @dataclass(eq=False, slots=True)
@@ -194,22 +194,23 @@ class Fair(PolicyAround):
             self.set_shares(now_s)
         return changed
 
+    def exchange(self, elsewhere: Mapping[str, float]) -> Mapping[str, float]:
+        return self.queue.exchange(elsewhere)
+
     def set_shares(self, now_s: float) -> None:
         """An epoch begins: divide the engine among the tenants that have programs, by what they need now."""
         self._remaining.refresh()
         tenants = [tenant for tenant in self.queue.tenants.values() if tenant.programs or tenant.calls]
+        oldest = [itertools.islice(tenant.programs, _MOST_TASKS) for tenant in tenants]
         needs = [
-            Tenant(tenant.weight, demand(map(self._task, self._oldest_programs(tenant)), now_s)) for tenant in tenants
+            Tenant(each.weight, demand(map(self._task, programs), now_s))
+            for each, programs in zip(tenants, oldest, strict=True)
         ]
         self.queue.changes += 1
         weights = math.fsum(tenant.weight for tenant in tenants)  # shares of new tenants are their weights
         for tenant, share in zip(tenants, shares(needs), strict=True):
             tenant.share = max(share * weights, tenant.weight)  # a tenant with a small demand is not charged more
             tenant.is_overdue = len(tenant.waiting) > 0 and now_s >= tenant.served_at_s + PATIENCE_S
-
-    def _oldest_programs(self, tenant: TenantQueue) -> list[ProgramView]:
-        """The programs of a tenant that arrived first. There may be too many to look at all of them."""
-        return list(itertools.islice(tenant.programs, _MOST_TASKS))
 
     def _task(self, program: ProgramView) -> Task:
         progress = self._programs[program]

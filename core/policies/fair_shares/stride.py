@@ -5,6 +5,9 @@ Each tenant has a virtual time, which grows by the work of its calls divided by 
 virtual time goes next. The work of a call is known when the call has left, so from its start until then an estimate
 counts. A tenant that has asked for less than its share keeps credit for a few calls. A tenant with short programs then
 need not wait for its turn with each call.
+
+Several engines that serve the same tenants exchange what each tenant had, so that the order on each of them follows
+what tenants had on all (`ByTenant.exchange`, `OverEngines`). docs/results/fair-share.md has a bound and its proof.
 """
 
 from __future__ import annotations
@@ -12,22 +15,25 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from weft.core.ids import EngineId
 from weft.core.policies.queues.waiting import RankQueue, WaitingCalls
 from weft.core.policies.view import Call, ProgramView, Rank
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered
 _PRIOR_TOKENS: Final = 256.0  # the work of a call that counts as one more in the mean
 CREDIT_CALLS: Final = 4  # mean calls for which a tenant may keep credit
+MOST_AHEAD_CALLS: Final = 256  # mean calls for which a tenant waits, at most, because of what it had on other engines
 _WINDOW: Final = 128  # the number of calls at which the sums of the mean are halved
 
 
 class Reserved(NamedTuple):
     """The estimate that counts for a call from its start until it leaves."""
 
+    tokens: float
     virtual_time: float  # by which the tenant's virtual time has grown
     done_tokens: float  # its work before it started
 
@@ -50,6 +56,7 @@ class TenantQueue:
     is_overdue: bool = False  # it has waited for so long that it may preempt
     work_tokens: float = 0.0  # sum over its latest calls that have left
     left_calls: float = 0.0  # the number of these calls
+    untold_tokens: float = 0.0  # its work since the last exchange, with the same estimates as its virtual time
 
     @property
     def rank(self) -> Rank:
@@ -117,14 +124,12 @@ class ByTenant(WaitingCalls):
     # -- calls come and go
 
     def enter(self, call: Call, now_s: float) -> None:
-        """A call arrives. If its tenant had no call, its credit is limited, because it has asked for nothing lately."""
+        """A call arrives."""
         if call in self.entered:  # the next input of a streaming session
             self.settle(call)
             return
         tenant = self._tenant_of_program.get(call.program) or self._get_tenant(call.program.tenant or "")
         self.entered[call] = self._tenant_of_program[call.program] = tenant
-        if not tenant.calls:
-            self._set_virtual_time(tenant, max(tenant.virtual_time, self._full_credit_time(tenant)))
         if not tenant.waiting:
             tenant.served_at_s = now_s
         tenant.calls[call] = tenant.programs[call.program] = None
@@ -135,27 +140,29 @@ class ByTenant(WaitingCalls):
             return
         tenant = self.tenant_of(call)
         self._system_time = max(self._system_time, tenant.virtual_time - tenant.reserved_time)
-        estimate = tenant.mean_tokens / tenant.share
+        tokens, estimate = tenant.mean_tokens, tenant.mean_tokens / tenant.share
         tenant.reserved_time += estimate
-        self._reserved[call] = Reserved(estimate, self._work_of(call))
-        self._set_virtual_time(tenant, tenant.virtual_time + estimate)
+        self._reserved[call] = Reserved(tokens, estimate, self._work_of(call))
+        self._charge(tenant, tokens, estimate)
 
     def settle(self, call: Call) -> None:
         """A call leaves the batch. Count what it has done instead of the estimate."""
         reserved = self._release(call)
         if reserved is not None:
-            tenant = self.tenant_of(call)
-            self._set_virtual_time(
-                tenant, tenant.virtual_time + (self._work_of(call) - reserved.done_tokens) / tenant.share
-            )
+            tenant, tokens = self.tenant_of(call), self._work_of(call) - reserved.done_tokens
+            self._charge(tenant, tokens, tokens / tenant.share)
 
     def _release(self, call: Call) -> Reserved | None:
         reserved = self._reserved.pop(call, None)
         if reserved is not None:
             tenant = self.tenant_of(call)
             tenant.reserved_time -= reserved.virtual_time
-            self._set_virtual_time(tenant, tenant.virtual_time - reserved.virtual_time)
+            self._charge(tenant, -reserved.tokens, -reserved.virtual_time)
         return reserved
+
+    def _charge(self, tenant: TenantQueue, tokens: float, virtual_time: float) -> None:
+        tenant.untold_tokens += tokens
+        self._set_virtual_time(tenant, tenant.virtual_time + virtual_time)
 
     def virtual_time_without(self, call: Call) -> float:
         """The virtual time of a running call's tenant as if the call had not started.
@@ -191,6 +198,24 @@ class ByTenant(WaitingCalls):
             if tenant.virtual_time <= self._full_credit_time(tenant) or len(idle) - number > MOST_IDLE:
                 del self.tenants[tenant.name]
 
+    def exchange(self, elsewhere: Mapping[str, float]) -> dict[str, float]:
+        """Hear what tenants had on other engines since the last exchange, and tell what they had here, in tokens.
+
+        Only a tenant with calls here is charged: an absent one has no credit but the usual when it comes. Nobody is
+        charged so much that it would wait until the others have had more than `MOST_AHEAD_CALLS` of its calls.
+        """
+        present = [tenant for tenant in self.tenants.values() if tenant.calls]
+        charged = {each: each.virtual_time + elsewhere.get(each.name, 0.0) / each.share for each in present}
+        least = min((time - tenant.reserved_time for tenant, time in charged.items()), default=-math.inf)
+        self._system_time = max(self._system_time, least)
+        for tenant, time in charged.items():
+            most = self._system_time + MOST_AHEAD_CALLS * tenant.mean_tokens / tenant.share
+            self._set_virtual_time(tenant, max(min(time, most), min(time, tenant.virtual_time)))
+        told = {tenant.name: tenant.untold_tokens for tenant in self.tenants.values() if tenant.untold_tokens}
+        for name in told:
+            self.tenants[name].untold_tokens = 0.0
+        return told
+
     def _set_virtual_time(self, tenant: TenantQueue, virtual_time: float) -> None:
         tenant.virtual_time = virtual_time
         self.changes += 1
@@ -200,13 +225,15 @@ class ByTenant(WaitingCalls):
 
     def push(self, member: Call) -> None:
         tenant = self.tenant_of(member)
+        self._release(member)  # `pop` may have taken it out without its start
+        if not tenant.waiting:  # it has asked for nothing lately, so its credit is limited
+            self._set_virtual_time(tenant, max(tenant.virtual_time, self._full_credit_time(tenant)))
         self._follow_clock(tenant)
         tenant.waiting.push(member)
         self._count += 1
         self.changes += 1
         if tenant not in self._ready:
             self._ready.push(tenant)
-        self._release(member)  # `pop` may have taken it out without its start
 
     def update(self, member: Call) -> None:
         if member in self:
@@ -278,3 +305,36 @@ class ByTenant(WaitingCalls):
             yield call
             later = rank._replace(order=rank.order + tenant.mean_tokens / tenant.share)
             heapq.heapreplace(turns, (later, tenant, calls))
+
+
+class OverEngines:
+    """Sums the work of tenants over several engines, and tells each engine what the others did since it last heard."""
+
+    def __init__(self) -> None:
+        self._total: dict[str, float] = {}  # by tenant, in tokens
+        self._heard: dict[EngineId, dict[str, float]] = {}  # the part of it that an engine did or was told
+        self._new: set[EngineId] = set()  # engines that have not told anything since they take part
+
+    def keep(self, engine_ids: Collection[EngineId]) -> None:
+        """These engines take part. For one that joins, what was before does not count, here and there."""
+        self._new = {each for each in engine_ids if each in self._new or each not in self._heard}
+        self._heard = {each: self._heard.get(each, self._total).copy() for each in engine_ids}
+        for name, total in list(self._total.items()):
+            if all(each.get(name) == total for each in self._heard.values()):  # nobody needs it any more
+                for sums in (self._total, *self._heard.values()):
+                    del sums[name]
+
+    def take(self, engine_id: EngineId) -> dict[str, float]:
+        """What tenants had on the others since the last time. Tell the engine."""
+        heard = self._heard[engine_id]
+        self._heard[engine_id] = self._total.copy()
+        return {name: total - heard.get(name, 0.0) for name, total in self._total.items() if total != heard.get(name)}
+
+    def add(self, engine_id: EngineId, served: Mapping[str, float]) -> None:
+        """What tenants had on an engine since it told last."""
+        if engine_id in self._new:
+            self._new.remove(engine_id)
+            return
+        for sums in (self._total, self._heard.get(engine_id, {})):
+            for name, tokens in served.items():
+                sums[name] = sums.get(name, 0.0) + tokens

@@ -59,7 +59,7 @@ async def test_a_call_that_kills_everything_ends_after_three_attempts() -> None:
     with pytest.raises(ReplicaLostError, match="2 earlier attempts"):
         await harness.call()
     assert harness.assigned == [A, B, EngineId("e/2")]
-    assert harness.states.ready_count == 1
+    assert len(harness.states.loads) == 1
     await harness.supervisor.stop()
 
 
@@ -67,7 +67,7 @@ async def test_a_dead_replica_is_started_again_after_its_pause(harness: Harness)
     """It is not started earlier. If it fails to start, it is started again after a longer pause."""
     harness.starts += [EngineStartError("no memory"), None]
     harness.made[0].is_dead = True
-    await until(lambda: harness.states.ready_count == 1)
+    await until(lambda: len(harness.states.loads) == 1)
     assert (harness.health()[0].reason, harness.health()[0].restart_in_s) == ("exit code -9", 1.0)
     await harness.looked()
     assert harness.health()[0].state == "down"
