@@ -138,9 +138,10 @@ class Contexts(ABC):
     def _count_held(self, context: Context, own_tokens: int) -> None:
         """Count the tokens of a held context. A hold that has expired or was evicted counts until the next epoch."""
         held = own_tokens if context.decision.action is Action.KEEP else 0
-        self.held_tokens += held - self._held.pop(context, 0)
-        if held:
-            self._held[context] = held
+        if held or context in self._held:
+            self.held_tokens += held - self._held.pop(context, 0)
+            if held:
+                self._held[context] = held
 
     def _expected_tokens(self, name: str) -> float:
         return (self._new_tokens.get(name) or self._new_tokens_of_all).mean

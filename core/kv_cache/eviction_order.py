@@ -142,7 +142,7 @@ class EvictionOrder:
     def _rank(self, block: Block, now_s: float) -> None:
         self._entries += 1
         block.version = self._entries
-        rank = self.rank_of(Leaf.of(block), now_s)
+        rank = self.rank_of(block, now_s)
         heapq.heappush(self._heap, (rank, self._entries, block.version, block))
         if rank.group == Group.HELD:
             until_s = min((c.decision.until_s for c in block.contexts if _is_held(c, now_s)), default=math.inf)
@@ -237,7 +237,7 @@ class EvictionOrder:
             left = changed[parent] = Leaf.of(parent)
         left.merge_child(leaf)
         if not left.children and not parent.pins:
-            heapq.heappush(opened, (self.rank_of(left, now_s), order, left))
+            heapq.heappush(opened, (self.rank_of(parent, now_s, left), order, left))
 
     def check_integrity(self) -> None:
         """Assert that each leaf has one current entry, and nothing else has. For tests."""
@@ -246,16 +246,17 @@ class EvictionOrder:
         if len(current) != len(leaves) or set(current) != set(leaves):
             raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
 
-    def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
-        """The rank of a leaf: that of its best contexts."""
+    def rank_of(self, block: Block, now_s: float, leaf: Leaf | None = None) -> EvictionRank:
+        """The rank of a leaf, or of a block as the leaf that it would be: that of its best contexts."""
+        of = leaf or block
         return rank_of(
             self._policy,
             self._memory,
-            leaf.contexts,
+            of.contexts,
             now_s,
-            used_s=leaf.used_s,
-            is_common=leaf.is_common,
-            depth=leaf.block.depth,
+            used_s=of.used_s,
+            is_common=of.is_common,
+            depth=block.depth,
         )
 
     @property
@@ -311,6 +312,9 @@ def rank_of(
     if not contexts:
         group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED
         return EvictionRank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
+    if len(contexts) == 1:
+        (one,) = contexts
+        return EvictionRank(group_of(one, now_s), policy.worth_together((policy.worth(one, memory, now_s),)), -depth)
     groups = [group_of(context, now_s) for context in contexts]
     group = max(groups)
     worths = [policy.worth(each, memory, now_s) for each, of in zip(contexts, groups, strict=True) if of == group]

@@ -34,11 +34,11 @@ class _HostTree(PrefixTree):
 class _HostOrder(EvictionOrder):
     """Orders by worth alone, because holds and spills concern the device only."""
 
-    def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
-        needed = [context for context in leaf.contexts if context.is_needed]
-        depth = -leaf.block.depth
+    def rank_of(self, block: Block, now_s: float, leaf: Leaf | None = None) -> EvictionRank:
+        of, depth = leaf or block, -block.depth
+        needed = [context for context in of.contexts if context.is_needed]
         if not needed:
-            return EvictionRank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
+            return EvictionRank(Group.SPILLED if of.contexts else Group.ENDED, of.used_s, depth)
         worths = (self._policy.worth(context, self._memory, now_s) for context in needed)
         return EvictionRank(Group.LEFT, self._policy.worth_together(worths), depth)
 
@@ -145,7 +145,7 @@ class HostTier:
         if block is None:
             return EvictionRank(Group.ENDED, 0.0, 0)
         self.order.compare(now_s)
-        return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
+        return self.order.rank_of(block, now_s, Leaf(block, [context], now_s, is_common=False, children=0))
 
     def rank_again(self, contexts: Iterable[Context]) -> None:
         """Something has changed for these contexts. Some of them may not be in host memory."""

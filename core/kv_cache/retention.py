@@ -269,7 +269,8 @@ class Retention(Contexts):
         """The contexts and blocks for which `revisit` should be called once in each epoch, instead of `epoch`."""
         found: list[Context | Block] = []
         if self.policy.decides:
-            found += dict.fromkeys([*self._held, *self.contexts_anywhere()])
+            contexts = self.contexts_anywhere()
+            found += dict.fromkeys([*self._held, *contexts]) if self._held else contexts
         if self.policy.decides or self.policy.changes_with_time:
             found += self.order.leaves()
         return found
@@ -278,11 +279,11 @@ class Retention(Contexts):
         """Decide on a context again, or rank a leaf again, with what is known now. It may be gone by now."""
         if isinstance(each, Block):
             self.rank_again([each])
-        elif self.tree.end_of(each) is None:
-            self._count_held(each, 0)
-        else:
+            return
+        is_there = self.tree.end_of(each) is not None
+        if is_there:
             each.decision = self.policy.decide(each, self.memory, now_s)
-            self._count_held(each, self.tree.own_tokens(each) if each.decision.action is Action.KEEP else 0)
+        self._count_held(each, self.tree.own_tokens(each) if each.decision.action is Action.KEEP else 0)
 
     def contexts_of(self, program: Hashable) -> list[Context]:
         """The contexts of a program, the one that was used last at the end."""
@@ -424,14 +425,6 @@ class TieredRetention(Retention):
         self.host.rank_again(chains)
         while len(self.left) > MOST_LEFT:
             del self.left[next(iter(self.left))]
-
-    def epoch(self, memory: Memory, now_s: float) -> list[Context]:
-        to_spill = super().epoch(memory, now_s)
-        for context in to_spill:
-            self._note_spill(context)
-        if self.policy.decides or self.policy.changes_with_time:
-            self.host.order.mark_all()
-        return to_spill
 
     def to_revisit(self) -> list[Context | Block]:
         found = super().to_revisit()

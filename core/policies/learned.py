@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import ClassVar, Final
 
 from weft.core.class_rows import Branch, ClassRow
@@ -159,8 +159,9 @@ class Learned(Policy):
             if before == (program.key, program.standing):
                 continue
             count += len(program.calls)
-            for call in program.calls:
-                yield call, self._rank(program, call)
+            first_tie = program.view.arrival_order << 48
+            for call, counted in program.calls.items():
+                yield call, Rank(0, program.key, first_tie + counted.number)
 
     def next_change_s(self) -> float:
         return -math.inf if self._pending else self.book.next_due_s()
@@ -182,9 +183,10 @@ class Learned(Policy):
         lost = running.prompt_tokens * self.costs.prompt_weight  # outputs are mostly shorter, and not always known
         return self._key(ours, _LOST_WORK_FACTOR * lost) < running.rank.order
 
-    def standing(self, call: Call) -> Rank:
-        program = self.book.programs.get(call.program)
-        return call.rank if program is None else Rank(call.rank.level, program.standing, call.rank.tie)
+    def standing(self, calls: Collection[Call]) -> Rank:
+        first = next(iter(calls))
+        program = self.book.programs.get(first.program)
+        return super().standing(calls) if program is None else Rank(0, program.standing, first.rank.tie)
 
     def classes(self) -> list[ClassRow]:
         return list(self.book.rows(self.branch_of_new))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.core.class_rows import ClassRow
@@ -243,6 +243,6 @@ class Policy(Registered, ABC):
         del elsewhere
         return {}
 
-    def standing(self, call: Call) -> Rank:
-        """The rank by which the call's program keeps its place at the gate. By default the call's rank."""
-        return call.rank
+    def standing(self, calls: Collection[Call]) -> Rank:
+        """The rank by which the program of these calls, in order of arrival, keeps its place at the gate."""
+        return min(call.rank for call in calls)

@@ -18,8 +18,10 @@ _KNOWN_FROM: Final = 8  # parts from which on their quantile counts
 
 @dataclass(slots=True)
 class _Ages:
-    reached: list[float] = field(default_factory=lambda: [0.0] * _AGES)  # contexts that have reached this age
-    continued: list[float] = field(default_factory=lambda: [0.0] * _AGES)  # of these, continued at this age
+    """By class of ages, as far as contexts have come."""
+
+    reached: list[float] = field(default_factory=list)  # contexts that have reached this age
+    continued: list[float] = field(default_factory=list)  # of these, continued at this age
 
 
 class Reuse:
@@ -43,15 +45,16 @@ class Reuse:
             self._names.popitem(last=False)
         last = _age_class(age)
         for each in (ages, self._all):
-            each.reached = [_FORGET * value + (place <= last) for place, value in enumerate(each.reached)]
-            each.continued = [_FORGET * value for value in each.continued]
+            new = [0.0] * (last + 1 - len(each.reached))
+            each.reached = [_FORGET * value + (place <= last) for place, value in enumerate(each.reached + new)]
+            each.continued = [_FORGET * value for value in each.continued + new]
             each.continued[last] += continued
 
     def chance(self, name: str, age: int) -> float:
         """The chance that a context of this age will be continued. Two more cases count, of which one was continued."""
         ages = self._names.get(name[:MOST_LETTERS], self._all)
         first = _age_class(age)
-        return (sum(ages.continued[first:]) + 1.0) / (ages.reached[first] + 2.0)
+        return (sum(ages.continued[first:]) + 1.0) / (sum(ages.reached[first : first + 1]) + 2.0)
 
 
 def _age_class(age: int) -> int:

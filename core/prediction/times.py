@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +150,8 @@ class Waits:
         self.turn_s = 0.0
         self._began_s = -math.inf
         self._calls = 0
-        self._latest: deque[float] = deque(maxlen=_WAITS_WINDOW)
+        self._latest: deque[float] = deque()
+        self._ordered: list[float] = []
 
     def observe(self, now_s: float, waited_s: float) -> None:
         """A call starts to run after a wait of `waited_s`."""
@@ -161,7 +161,11 @@ class Waits:
         self.turn_s += share * (min(now_s - self._began_s, waited_s) - self.turn_s)
         self._began_s = now_s
         self._latest.append(waited_s)
-        self.median_s = statistics.median(self._latest)
+        insort(self._ordered, waited_s)
+        if len(self._latest) > _WAITS_WINDOW:
+            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
+        middle, ordered = len(self._ordered) // 2, self._ordered
+        self.median_s = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class WaitsByLevel:

@@ -292,7 +292,7 @@ class Fetches:
 
     def let_go_if_short(self, most_blocks: int) -> None:
         """Give back the blocks of all fetches ahead of need if the next step may need them."""
-        ahead = [fetch for fetch in self._under_way if fetch.context is not None]
+        ahead = self._under_way and [fetch for fetch in self._under_way if fetch.context is not None]
         if ahead and self._pool.get_num_free_blocks() < self._spared(most_blocks):
             self._drop(ahead)
 
@@ -443,10 +443,11 @@ class Fetches:
 
     def copies_reported(self) -> None:
         """The workers have reported on a plan."""
-        done = [fetch for fetch in self._under_way if fetch.number <= self._store.copied]
+        copied = self._store.copied
+        done = [fetch for fetch in self._under_way if fetch.number <= copied]
         if not done:
             return
-        self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.copied]
+        self._under_way = [fetch for fetch in self._under_way if fetch.number > copied]
         self.looks = True  # there may be more
         for fetch in done:
             before, keys = fetch.chain[: len(fetch.there)], fetch.chain[len(fetch.there) :]

@@ -65,7 +65,7 @@ class SoftHold(KvOrder):
         self.retention = retention
         self._block_tokens = block_tokens = retention.tree.block_tokens
         self._capacity_tokens = max(1, len(pool.blocks) - 1) * block_tokens  # vLLM keeps one block for itself
-        self._prefill_token_s = StepCosts().prefill_token_s
+        self._prefill_token_s, self._copy_token_s = StepCosts().prefill_token_s, math.inf
         self._cached: dict[Hashable, _Cached] = {}  # by key
         # Blocks that no call will find. What another scheduler's programs have left is of that kind.
         self._spare: dict[int, Any] = {block.block_id: block.block_hash for block in pool.blocks if block.block_hash}
@@ -224,8 +224,9 @@ class SoftHold(KvOrder):
     def _do_part_of_epoch(self, step: NextStep, now_s: float) -> None:
         """What is to be done once a second, or in ten, evenly over the steps, so that no step takes long. A step that
         comes after a second without one does all of it."""
-        gone = [key for key in self._to_check.due(now_s) if (at := self._cached.get(key)) and not at.is_there]
-        self._forget_all(gone, now_s)
+        cached = self._cached.get
+        due = ((key, cached(key)) for key in self._to_check.due(now_s))
+        self._forget_all([key for key, at in due if at and at.block.block_hash != at.content], now_s)
         if now_s >= self._next_queue_s:
             is_epoch = now_s >= self._next_epoch_s
             self._next_queue_s = now_s + _QUEUE_S
@@ -340,7 +341,7 @@ class SoftHold(KvOrder):
         in_use = len(self._pool.blocks) - 1 - self._pool.get_num_free_blocks()
         running_tokens = in_use * self._block_tokens
         used_share = min(1.0, (running_tokens + self.retention.held_tokens) / self._capacity_tokens)
-        return Memory(used_share, running_tokens, self._prefill_token_s)
+        return Memory(used_share, running_tokens, self._prefill_token_s, self._copy_token_s)
 
     def check_integrity(self) -> None:
         self.retention.check_integrity()
@@ -407,6 +408,7 @@ class TieredHold(SoftHold):
         self._spills.forget_reused()
         if self._tiered.host_changed():
             self._order_changed()
+        self._copy_token_s = self._store.copy_token_s
         super()._prepare(step, now_s)
         if self._spills.plan(self._most_blocks):
             self._order_changed()
@@ -483,9 +485,6 @@ class TieredHold(SoftHold):
         at = self._cached.get(key)
         if at is None or at.block is not block:
             self._spare[block.block_id] = block.block_hash
-
-    def _memory(self) -> Memory:
-        return super()._memory()._replace(copy_token_s=self._store.copy_token_s)
 
 
 def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int, store: HostStore | None = None) -> KvOrder:

@@ -329,8 +329,8 @@ class HostStore:
     @property
     def spilling(self) -> list[int]:
         """The blocks that are copied out beside steps, those of the present plan included."""
-        sent = [block for each in self._beside for block in each.plan.spill.blocks]
-        return sent + [block for block, _ in self._spill.values()]
+        sent = [block for each in self._beside for block in each.plan.spill.blocks] if self._beside else []
+        return sent + [block for block, _ in self._spill.values()] if self._spill else sent
 
     @property
     def copied(self) -> int:

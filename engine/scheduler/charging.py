@@ -53,8 +53,7 @@ class StepCharges:
     Attributes:
         costs: What steps cost, as last fitted.
         levels: Wait and service by queue.
-        rank_changed: Whether a charge has changed the rank of a call, and nobody has asked since.
-        has_charged: Whether the policy was told of work or costs, and nobody has asked since.
+        rank_changed: Whether a charge has changed the rank of a call. The caller sets it back.
     """
 
     def __init__(
@@ -84,17 +83,6 @@ class StepCharges:
         self.costs = StepCosts()
         self.levels = Levels()
         self.rank_changed = False
-        self.has_charged = False
-
-    def take_rank_changed(self) -> bool:
-        """Whether the rank of a call has changed since the last question."""
-        changed, self.rank_changed = self.rank_changed, False
-        return changed
-
-    def take_has_charged(self) -> bool:
-        """Whether the policy was told of work or costs since the last question."""
-        charged, self.has_charged = self.has_charged, False
-        return charged
 
     def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
@@ -112,13 +100,14 @@ class StepCharges:
             self._in_flight.append(Step(now_s, self._prompts))
         self._prompts = {}
 
-    def step_ended(self, output: SchedulerOutput, now_s: float) -> None:
-        """The outputs of a step are there, and vLLM has not read them yet."""
+    def step_ended(self, output: SchedulerOutput, now_s: float) -> bool:
+        """The outputs of a step are there, and vLLM has not read them yet. Returns whether the policy was told of work
+        or costs."""
         step = self._in_flight.popleft()
         step_s = now_s - max(step.scheduled_at_s, self._updated_at_s)
         self._updated_at_s = now_s
         self._steps += 1
-        self._observe(output, step, step_s)
+        has_charged = self._observe(output, step, step_s)
         scheduled, decoding = output.num_scheduled_tokens, self._decoding
         self._settle_due(scheduled, has_drafts=bool(output.scheduled_spec_decode_tokens))
         others = [request_id for request_id in scheduled if request_id not in decoding]
@@ -150,7 +139,7 @@ class StepCharges:
                     if scheduled_tokens == 1 and ledger.sequences == 1:
                         self._charge_later(request_id, call.charge_at_tokens - call.output_tokens)
                     continue
-            self.has_charged = True
+            has_charged = True
             rank = call.rank
             recomputed = request.num_preemptions > 0 and recomputes(request, entry)
             charge(call, service_s, now_s, recomputed=recomputed)
@@ -160,6 +149,7 @@ class StepCharges:
                 call.output_tokens = request.num_output_tokens + 1
         for level, level_s in served.items():
             self.levels.served(level, level_s)
+        return has_charged
 
     def _charge_later(self, request_id: str, steps: float) -> None:
         """Charge a request for its next steps together, after so many of them at the latest."""
@@ -201,13 +191,14 @@ class StepCharges:
         for request_id in list(self._decoding):
             self.settle(request_id)
 
-    def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> None:
+    def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> bool:
         scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
         if self._swap is not None:
             self._swap.choice.observe_step(total, step_s)
         prompt_tokens = sum(scheduled[request_id] for request_id in step.prompts)
         self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
-        if self._steps % FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
-            self.costs = costs
-            self.has_charged = True
-            self._policy.on_event(costs)
+        if self._steps % FIT_STEPS or (costs := self._fit.costs()) is None:
+            return False
+        self.costs = costs
+        self._policy.on_event(costs)
+        return True

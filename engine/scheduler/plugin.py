@@ -199,13 +199,14 @@ class WeftScheduler(AsyncScheduler):
         self._batch_changed()
         entry = self._entries.get(request.request_id)
         if entry is not None:
+            now_s = self._clock()
             self._charges.settle(request.request_id)
             if entry.ledger.ends_program:  # the policy counts what its other calls have done as well
                 self._charges.settle_all()
             entry.call.output_tokens = request.num_output_tokens
             if entry.running and not self.weft_policy.ranks_follow_time:  # the others were charged in each step
-                self.weft_policy.charge(entry.call, 0.0, self._clock())
-            self._kv_order.call_left(self._kv_of(request, entry), self._clock())
+                self.weft_policy.charge(entry.call, 0.0, now_s)
+            self._kv_order.call_left(self._kv_of(request, entry), now_s)
             self._kv_accounts.call_left(request, entry.call.program)
         self._note_left(request)
         self._to_tell.discard(request.request_id)
@@ -264,7 +265,7 @@ class WeftScheduler(AsyncScheduler):
         decides = self._steps_to_decision == 0
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
         self._give_slots_to_loads()
-        if self._charges.take_has_charged() or self._has_changed or now_s >= self._next_change_s:
+        if self._has_changed or now_s >= self._next_change_s:
             admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
             self._rank_and_preempt(now_s, admits=admits, decides=decides)
         self._kv_order.before_step(self._former, now_s)
@@ -280,8 +281,9 @@ class WeftScheduler(AsyncScheduler):
         changed = self.weft_policy.decide(now_s) if decides else ()
         # vLLM preempts running[-1] when KV blocks run out inside the step. Calls that end in the same step end in this
         # order, as they do in the simulator.
-        if self._charges.take_rank_changed() or any(self._entries[call.key].running for call in changed):
+        if self._charges.rank_changed or any(self._entries[call.key].running for call in changed):
             self.running.sort(key=self._rank_of)
+            self._charges.rank_changed = False
         has_prompts = len(self._inflight_prefills) > 0
         for request in self._former.form(admits=admits, may_preempt=decides, has_prompts=has_prompts):
             self.force_out(request)
@@ -442,7 +444,7 @@ class WeftScheduler(AsyncScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         if scheduler_output.total_num_scheduled_tokens > 0:
-            self._charges.step_ended(scheduler_output, self._clock())
+            self._has_changed |= self._charges.step_ended(scheduler_output, self._clock())
             self._kv_order.use_prefill_speed(self._charges.costs.prefill_token_s)
         copied = model_runner_output.kv_connector_output
         if self._swap is not None and copied is not None and copied.invalid_block_ids:

@@ -8,7 +8,7 @@ again. If they exceed it only by a little, that is most of the engine's work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +45,7 @@ class Resident:
     trunk_tokens: int = 0  # shared by the calls in progress
     shared_tokens: int = -1  # shared with other programs; -1 until its first call starts
     growth_tokens: int = 0  # what the gate leaves free for its growth
+    counted_tokens: tuple[int, int] = (0, 0)  # its `tokens` and growth as the gate's sums have them; 0 while it is shut
     idle_since_s: float = math.nan  # when its last call left; counts while it has no call in progress
     keep_until_s: float = math.inf  # when its place may be given away; counts while it is open without a call
     is_given_up: bool = False  # it has not called again while its place was kept
@@ -88,7 +89,7 @@ class AdmissionGate:
     therefore agree.
 
     Args:
-        standing: The rank by which a call's program keeps its place. Default: the call's rank.
+        standing: The rank by which the program of some calls keeps its place.
         foresight: Whether to predict, by tenant and name, how much contexts grow and when programs call again. False: a
             fixed part of the cache is left for growth, and all programs keep their places for the same time.
 
@@ -99,7 +100,7 @@ class AdmissionGate:
         growth_tokens: The tokens that are left free for their growth.
     """
 
-    def __init__(self, standing: Callable[[Call], Rank] = lambda call: call.rank, *, foresight: bool = False) -> None:
+    def __init__(self, standing: Callable[[Collection[Call]], Rank], *, foresight: bool) -> None:
         self.kv_tokens = math.inf
         self.costs = StepCosts()
         self.used_tokens = 0
@@ -142,10 +143,10 @@ class AdmissionGate:
                     resident.is_given_up = False
                     self._returns.came_back(resident.name)
                 self._returns.observe(resident.name, max(0.0, now_s - resident.idle_since_s))
-        with _Recount(self, resident):
-            trunk = min(call.prompt_tokens, resident.context_tokens)
-            resident.trunk_tokens = max(trunk, resident.trunk_tokens if resident.calls else 0)
-            resident.calls[call] = call.prompt_tokens - trunk + round(self._mean_output_tokens)
+        trunk = min(call.prompt_tokens, resident.context_tokens)
+        resident.trunk_tokens = max(trunk, resident.trunk_tokens if resident.calls else 0)
+        resident.calls[call] = call.prompt_tokens - trunk + round(self._mean_output_tokens)
+        self._recount(resident)
         self._take_place(resident)
         self._stand(resident)
         return resident
@@ -159,35 +160,34 @@ class AdmissionGate:
                 part = (call.cached_tokens - resident.shared_tokens) / own
                 self._reused.observe(resident.name, min(max(part, 0.0), 1.0))
         elif resident is not None and resident.shared_tokens < 0:
-            with _Recount(self, resident):
-                resident.shared_tokens = call.cached_tokens
-                resident.context_tokens = resident.trunk_tokens = max(resident.context_tokens, resident.shared_tokens)
-                if call in resident.calls:
-                    resident.calls[call] -= resident.shared_tokens
+            resident.shared_tokens = call.cached_tokens
+            resident.context_tokens = resident.trunk_tokens = max(resident.context_tokens, resident.shared_tokens)
+            if call in resident.calls:
+                resident.calls[call] -= resident.shared_tokens
+            self._recount(resident)
 
     def leave(self, call: Call, now_s: float) -> None:
         """A call has ended or was aborted."""
         resident = self._residents.get(call.program)
         if resident is None or call not in resident.calls:
             return
-        with _Recount(self, resident):
-            del resident.calls[call]
-            if resident.resuming is call:
-                resident.resuming = None
-            resident.standing = self._standing(call)
-            resident.reused_part = self._reused.part(resident.name)
-            if call.output_tokens:
-                tokens = call.prompt_tokens + call.output_tokens
-                if not resident.calls and not math.isnan(resident.idle_since_s):  # neither parallel nor its first call
-                    grown = max(0, tokens - resident.context_tokens)
-                    self._growth_of_all.observe(grown)
-                    self._growth.observe(resident.name, grown)
-                resident.context_tokens = tokens
-                self._mean_output_tokens += _LATEST * (call.output_tokens - self._mean_output_tokens)
-                computed = max(0, call.prompt_tokens - call.cached_tokens)
-                self._mean_computed_tokens += _LATEST * (computed - self._mean_computed_tokens)
-            resident.growth_tokens = self._expected_growth_tokens(resident)
-        self._stand(resident)
+        del resident.calls[call]
+        if resident.resuming is call:
+            resident.resuming = None
+        resident.reused_part = self._reused.part(resident.name)
+        if call.output_tokens:
+            tokens = call.prompt_tokens + call.output_tokens
+            if not resident.calls and not math.isnan(resident.idle_since_s):  # neither parallel nor its first call
+                grown = max(0, tokens - resident.context_tokens)
+                self._growth_of_all.observe(grown)
+                self._growth.observe(resident.name, grown)
+            resident.context_tokens = tokens
+            self._mean_output_tokens += _LATEST * (call.output_tokens - self._mean_output_tokens)
+            computed = max(0, call.prompt_tokens - call.cached_tokens)
+            self._mean_computed_tokens += _LATEST * (computed - self._mean_computed_tokens)
+        resident.growth_tokens = self._expected_growth_tokens(resident)
+        self._recount(resident)
+        self._stand(resident, left=(call,))
         if not resident.calls:
             resident.idle_since_s = now_s
             if resident.has_ended:
@@ -201,10 +201,19 @@ class AdmissionGate:
             if program in self._residents:
                 self._stand(self._residents[program])
 
-    def _stand(self, resident: Resident) -> None:
-        resident.standing = min(map(self._standing, resident.calls), default=resident.standing)
-        self._open.update(resident)
-        self._shut.update(resident)
+    def _stand(self, resident: Resident, left: Collection[Call] = ()) -> None:
+        """Update the standing of a program by its calls, or by the one that has left last."""
+        if calls := resident.calls or left:
+            before, resident.standing = resident.standing, self._standing(calls)
+            if resident.standing != before:
+                (self._open if resident.is_open else self._shut).update(resident)
+
+    def _recount(self, resident: Resident) -> None:
+        """What a program needs may have changed. Keep the sums right."""
+        before_tokens, before_growth_tokens = resident.counted_tokens
+        resident.counted_tokens = (resident.tokens, resident.growth_tokens) if resident.is_open else (0, 0)
+        self.used_tokens += resident.counted_tokens[0] - before_tokens
+        self.growth_tokens += resident.counted_tokens[1] - before_growth_tokens
 
     def hold(self, resident: Resident, now_s: float) -> None:
         """A call of a program that is shut out is held back."""
@@ -280,18 +289,16 @@ class AdmissionGate:
         resident.growth_tokens = self._expected_growth_tokens(resident)
         self._open.push(resident)
         self._open_in_turn[resident] = None
-        self.used_tokens += resident.tokens
-        self.growth_tokens += resident.growth_tokens
+        self._recount(resident)
 
     def close(self, resident: Resident) -> None:
         """Shut a program out."""
         if resident.is_open:
-            self.used_tokens -= resident.tokens
-            self.growth_tokens -= resident.growth_tokens
             self._open.discard(resident)
             del self._open_in_turn[resident]
             self._take_place(resident)
             resident.is_open = False
+            self._recount(resident)
 
     def give_up(self, resident: Resident) -> None:
         """Shut out an idle program that has not called again while its place was kept.
@@ -358,7 +365,7 @@ class AdmissionGate:
             "the used tokens are wrong": self.used_tokens == sum(each.tokens for each in opened),
             "the growth is wrong": self.growth_tokens == sum(each.growth_tokens for each in opened),
             "a standing is out of date": all(
-                each.standing == min(map(self._standing, each.calls), default=each.standing) for each in self
+                each.standing == (self._standing(each.calls) if each.calls else each.standing) for each in self
             ),
             "the open programs are wrong": set(self._open) == set(self._open_in_turn) == set(opened),
             "the programs that are held back are wrong": set(self._shut) == set(self._shut_in_turn),
@@ -372,22 +379,3 @@ class AdmissionGate:
         failed = [what for what, holds in checks.items() if not holds]
         if failed:
             raise AssertionError("; ".join(failed))
-
-
-class _Recount:
-    """Keeps `used_tokens` and `growth_tokens` right while those of one program change."""
-
-    def __init__(self, gate: AdmissionGate, resident: Resident) -> None:
-        self._gate = gate
-        self._resident = resident
-
-    def __enter__(self) -> None:
-        self._count(-1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(1)
-
-    def _count(self, sign: int) -> None:
-        if self._resident.is_open:
-            self._gate.used_tokens += sign * self._resident.tokens
-            self._gate.growth_tokens += sign * self._resident.growth_tokens

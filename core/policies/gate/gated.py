@@ -100,9 +100,10 @@ class Gated(PolicyAround):
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
         changed = self.inner.decide(now_s)
-        for call in changed:
-            self.held.update(call)
-        self.gate.rerank(changed)
+        if changed:
+            for call in changed if self.held else ():
+                self.held.update(call)
+            self.gate.rerank(changed)
         if changed or self._has_changed or now_s >= self._gate_changes_s():
             self._has_changed = False
             while self.gate.is_exceeded():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Hashable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -20,19 +20,23 @@ class Ranked(Hashable, Protocol):
 T = TypeVar("T", bound=Ranked)
 _Entry = tuple[int, float, int, int, T]  # the rank of a member, the number of its push, and the member
 _FEW: Final = 16  # new entries that are sorted in one by one
+_PART: Final = 64  # entries of the long list that are read at a time
+_SHORT: Final = 256  # entries of the short list, and one more for each 32 of the long one
 
 
 class RankQueue(Generic[T]):
     """A priority queue by rank. After a change of a member's rank, call `update`.
 
-    The entries are a sorted list. New ones are sorted in when somebody reads, many of them at once. Removing or
-    re-ranking a member leaves its old entry behind. An old entry is dropped when it reaches the front, and all are
-    dropped when more than half of the entries are old.
+    The entries are in two sorted lists. When somebody reads, new ones are sorted into the short list, which joins the
+    long one when it has grown. So a few new ones cost little, however many there are. Removing or re-ranking a member
+    leaves its old entry behind. An old entry is dropped when it reaches the front, and all are dropped when more than
+    half of the entries are old.
     """
 
     def __init__(self) -> None:
         self._entries: dict[T, _Entry[T]] = {}  # the valid entry of each member
-        self._sorted: list[_Entry[T]] = []
+        self._long: list[_Entry[T]] = []  # the last entry comes first
+        self._short: list[_Entry[T]] = []
         self._new: list[_Entry[T]] = []  # not sorted in yet
         self._pushes = 0  # breaks ties, so that members are never compared
 
@@ -61,16 +65,14 @@ class RankQueue(Generic[T]):
         """
         if self._new:
             self._sort()
-        entries, old = self._entries, 0
-        for entry in self._sorted:
-            if entries.get(entry[4]) is entry:
-                break
-            old += 1
-        if old:
-            del self._sorted[:old]
-        if not self._sorted:
+        entries, long, short = self._entries, self._long, self._short
+        while long and entries.get(long[-1][4]) is not long[-1]:
+            long.pop()
+        while short and entries.get(short[0][4]) is not short[0]:
+            del short[0]
+        if not entries:
             raise IndexError("the queue is empty")
-        return self._sorted[0][4]
+        return (long[-1] if not short or (long and long[-1] < short[0]) else short[0])[4]
 
     def pop(self) -> T:
         """Take the first member out.
@@ -79,7 +81,7 @@ class RankQueue(Generic[T]):
             IndexError: The queue is empty.
         """
         member = self.peek()
-        del self._sorted[0], self._entries[member]
+        del self._entries[member]
         return member
 
     def discard(self, member: T) -> None:
@@ -100,18 +102,21 @@ class RankQueue(Generic[T]):
 
     def _sort(self) -> None:
         if len(self._new) > _FEW:
-            self._sorted += self._new
-            self._sorted.sort()
+            self._short += self._new
+            self._short.sort()
         else:
             for entry in self._new:
-                insort(self._sorted, entry)
+                insort(self._short, entry)
         self._new.clear()
+        if len(self._short) > _SHORT + len(self._long) // 32:
+            self._long += self._short
+            self._long.sort(reverse=True)
+            self._short.clear()
 
     def _drop_old(self) -> None:
-        if len(self._sorted) + len(self._new) > 2 * len(self._entries) + 16:
-            self._sorted, self._new = (
-                [entry for entry in part if self._entries.get(entry[4]) is entry] for part in (self._sorted, self._new)
-            )
+        if len(self._long) + len(self._short) + len(self._new) > 2 * len(self._entries) + 16:
+            for part in (self._long, self._short, self._new):
+                part[:] = [entry for entry in part if self._entries.get(entry[4]) is entry]
 
     def __contains__(self, member: object) -> bool:
         return member in self._entries
@@ -123,8 +128,14 @@ class RankQueue(Generic[T]):
         """Iterate in rank order. The queue must not change during the iteration."""
         if self._new:
             self._sort()
-        valid = self._entries.get
-        return (entry[4] for entry in self._sorted if valid(entry[4]) is entry)
+        valid, long, short, done = self._entries.get, self._long, self._short, 0
+        for end in range(len(long), 0, -_PART):
+            part = long[max(0, end - _PART) : end][::-1]
+            first, done = done, bisect(short, part[-1], done)
+            if done > first:
+                part = sorted(part + short[first:done])
+            yield from (entry[4] for entry in part if valid(entry[4]) is entry)
+        yield from (entry[4] for entry in short[done:] if valid(entry[4]) is entry)
 
 
 class WaitingCalls(RankQueue[Call]):

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from weft.core.errors import SimulationError
 from weft.core.kv_cache.eviction_order import EvictionOrder, EvictionRank, Leaf
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicy, KvPolicyConfig, Memory
-from weft.core.kv_cache.prefix_tree import PrefixTree
+from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.prediction import KnownTime
 from weft.core.sim.settings import SimSettings
@@ -185,11 +185,11 @@ class _Belady(EvictionOrder):
         self.replica = 0
         self.position = 0  # of the present event; positions are exact where several events have one time
 
-    def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
-        del now_s
-        uses = self.uses.get((self.replica, leaf.block.key), [])
+    def rank_of(self, block: Block, now_s: float, leaf: Leaf | None = None) -> EvictionRank:
+        del now_s, leaf
+        uses = self.uses.get((self.replica, block.key), [])
         later = bisect_right(uses, self.position)
-        return EvictionRank(0, -uses[later] if later < len(uses) else -math.inf, -leaf.block.depth)
+        return EvictionRank(0, -uses[later] if later < len(uses) else -math.inf, -block.depth)
 
 
 def replay(

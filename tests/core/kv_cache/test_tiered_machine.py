@@ -98,7 +98,8 @@ class TieredMachine(RuleBasedStateMachine):
 
     @rule()
     def epoch_passes(self) -> None:
-        self.tiered.epoch(MEMORY, self.now_s)
+        for each in self.tiered.to_revisit():
+            self.tiered.revisit(each, self.now_s)
 
     @precondition(lambda self: self._contexts())
     @rule(data=st.data(), first=st.integers(0, 3))
