@@ -33,6 +33,13 @@ def main(
     trace: Annotated[bool, typer.Option(help="Write the life's events and its timeline.")] = False,
 ) -> None:
     """Live, print a line for each life that went wrong, and fail if any did."""
+    quiet()
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    sys.exit(bool(many(seed, seeds, console) if seeds else again(seed, console, trace=trace)))
+
+
+def quiet() -> None:
+    """Log no deaths of replicas, and collect garbage only at the end of a life."""
     logging.disable(logging.WARNING)  # replicas die all the time
     logging.getLogger("vllm").disabled = True
     for name in list(logging.root.manager.loggerDict):
@@ -41,8 +48,6 @@ def main(
     gc.collect()
     gc.freeze()  # what has been imported stays
     gc.disable()  # each life collects at its end, so that nothing depends on when
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    sys.exit(bool(many(seed, seeds, console) if seeds else again(seed, console, trace=trace)))
 
 
 def many(first: int, count: int, console: Console) -> list[int]:
@@ -98,9 +103,9 @@ def shrunk(seed: int, faults: Sequence[Fault]) -> list[Fault]:
 
 def _timeline(life: Life, events: Sequence[str]) -> dict[str, Any]:
     """The programs, and what happened to replicas, as Perfetto reads it."""
-    clients = getattr(life, "clients", ())
-    shown = perfetto((timeline(each.program.graph, start_s=0.0), 0.0) for each in clients)
-    shown["traceEvents"] += _marks(events, pid=len(clients) + 1)
+    graphs = list(life.witness.graphs.values())
+    shown = perfetto((timeline(graph, start_s=0.0), 0.0) for graph in graphs)
+    shown["traceEvents"] += _marks(events, pid=len(graphs) + 1)
     return shown
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from history import check
 from simulated_loop import World
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from simulated_life import Life
 
 
+OUTCOMES: Final = {"finished": CallState.FINISHED, "DeadlineError": CallState.FAILED}
+
+
 class Witness(ProgramObserver):
     """Sees what the engine tells observers, and looks at the rows of programs now and then.
 
@@ -29,6 +32,7 @@ class Witness(ProgramObserver):
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.graphs: dict[str, ProgramGraph] = {}
         self.arrived: Counter[str] = Counter()
         self.left: defaultdict[str, list[tuple[CallRow, CallState]]] = defaultdict(list)
         self.told: dict[str, Account] = {}  # the latest account of each call
@@ -52,7 +56,8 @@ class Witness(ProgramObserver):
         self.started[info.program_id] += 1
 
     def call_arrived(self, identity: Any, graph: ProgramGraph, now_s: float) -> None:
-        del graph, now_s
+        del now_s
+        self.graphs[graph.program_id] = graph
         self.arrived[identity.call_id] += 1
         self.programs_of[identity.call_id] = identity.program_id
 
@@ -68,8 +73,9 @@ class Witness(ProgramObserver):
         tokens = {each.identity.call_id: each.account.output_tokens for each in left}
         self.outputs[program_id] = {call_id: count for call_id, count in tokens.items() if count}
 
-    def look(self, engine: Any) -> Iterator[str]:
-        """What is wrong with the table now."""
+    def look(self, life: Life) -> Iterator[str]:
+        """What is wrong with the table and with the counts now."""
+        engine: Any = life.engine
         engine.table.check_integrity()
         for row in engine.table:
             attained = row.attained
@@ -79,9 +85,14 @@ class Witness(ProgramObserver):
                 yield f"the row of {row.info.name} went from {before} to {now}"
             self._seen[row.info.program_id] = now
         group = next(iter(engine._groups.values()))
-        calls = group.endpoint.admission.calls
-        if calls != len(engine._in_flight):
-            yield f"{calls} calls are admitted, and {len(engine._in_flight)} are in flight"
+        shown = sum(len(row.in_flight) for row in engine.table)
+        if shown != len(engine._in_flight):
+            yield f"{shown} calls are in the table, and {len(engine._in_flight)} are in flight"
+        calls, in_flight = group.endpoint.admission.calls, len(engine._in_flight)
+        if life.server is not None:  # a request that was admitted has not made its call yet
+            in_flight += sum(each.is_reserved for each in life.server.served.requests._requests.values())
+        if calls != in_flight:
+            yield f"{calls} calls are admitted, and {in_flight} are in flight"
 
     def problems(self) -> Iterator[str]:
         """What is wrong when all programs have ended."""
@@ -127,6 +138,8 @@ def at_rest(life: Life) -> Iterator[str]:
             len(replica.llm.output_processor.request_states) for replica in group.supervisor.replicas() if replica.llm
         ),
         "tasks of clients": sum(task.get_loop() is life.users for task in life.world.tasks),
+        "HTTP requests": len(life.server.served.requests._requests) if life.server is not None else 0,
+        "programs of HTTP clients": len(life.server.served.programs) if life.server is not None else 0,
         "idle checks": len(engine.programs.idle),
     }
     yield from (f"{count} {what} are left" for what, count in left.items() if count)
@@ -143,6 +156,10 @@ def after_end(life: Life) -> Iterator[str]:
     names = life.call_names
     for problem in [*check(life.history.events), *life.witness.problems()]:
         yield reduce(lambda text, call: text.replace(*call), names.items(), problem)
+    for event in life.history.events if not life.is_served else ():
+        outcomes = [outcome for _, outcome in life.witness.left.get(event.call, ())]
+        if event.kind == "return" and event.value in OUTCOMES and outcomes != [OUTCOMES[event.value]]:
+            yield f"{names[event.call]} ended for its client with {event.value}, and for the engine {outcomes}"
     yield from _recorded(life)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from history import Lost
 from scheduler_harness import expected_output
 from simulated_loop import TICK_S
+from simulated_replica import MAX_MODEL_LEN
 
 import weft
 from weft.core.errors import EngineClosedError, ReplicaLostError, WeftError
@@ -23,6 +24,7 @@ from weft.engine.models.scripted_model import make_scripted_model
 if TYPE_CHECKING:
     from simulated_life import Life
 
+MODEL: Final = "simulated"
 HALF: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -52,6 +54,10 @@ class Client:
                     names = [f"{self.name}.{turn}.{each}" for each in range(rng.choice([1, 1, 3]))]
                     tasks = {name: asyncio.ensure_future(self._call(name)) for name in names}
                     self.calls.update(tasks)
+                    if rng.random() < 0.1:  # it changes its mind at once
+                        for _ in range(rng.randrange(6)):
+                            await asyncio.sleep(0)
+                        rng.choice(list(tasks.values())).cancel()
                     await asyncio.wait(tasks.values())
                     if rng.random() < 0.3:
                         await asyncio.sleep(rng.randrange(500) * TICK_S)
@@ -68,21 +74,8 @@ class Client:
         program, rng, engine, note = self.program, self.rng, self.life.engine, self.life.history.add
         identity = program.reports.start_call(name)
         self.life.call_names[identity.call_id] = name
-        tokens, padding = rng.choice([(1, 200), (3, 40), (10, 0), (30, 200), (150, 0)])
-        text = f"{name} {'x' * padding}"
-        body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        if rng.random() < 0.15:
-            body["timeout_s"] = rng.randrange(1, 3000) * TICK_S
-        if rng.random() < 0.1:
-            body |= {"n": 2, "temperature": 1}
-        elif rng.random() < 0.1:
-            body["stop"] = ["e"]
+        body, text = random_call(rng, name)
+        tokens = body["max_tokens"]
         note("invoke", program.program_id, identity.call_id, tokens)
         self.life.world.note(f"{name} asks for {tokens} tokens")
         answer = Answer(partial(note, "token", program.program_id, identity.call_id), text)
@@ -116,6 +109,26 @@ class Client:
         self.life.problems += [f"{name} {problem}" for problem in answer.problems(body, is_whole=is_whole)]
 
 
+def random_call(rng: random.Random, name: str) -> tuple[dict[str, Any], str]:
+    """A request, and the text that tells it from others. `timeout_s` is among its fields."""
+    tokens, padding = rng.choice([(1, 200), (3, 40), (10, 0), (30, 200), (150, 0)])
+    text = f"{name} {'x' * padding}"
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    if rng.random() < 0.15:
+        body["timeout_s"] = rng.randrange(1, 3000) * TICK_S
+    if rng.random() < 0.1:
+        body |= {"n": 2, "temperature": 1}
+    elif rng.random() < 0.1:
+        body["stop"] = ["e"]
+    return body, text
+
+
 class Answer:
     """What a client got."""
 
@@ -125,7 +138,7 @@ class Answer:
         self.choices: dict[int, list[int]] = {}
         self.texts: dict[int, str] = {}
         self.ends: dict[int, int] = {}
-        self.accounts = 0
+        self.report: dict[str, Any] = {}  # the call's ids and account
 
     @property
     def count(self) -> int:
@@ -134,7 +147,7 @@ class Answer:
     def take(self, data: dict[str, Any]) -> None:
         """Take a whole answer or a chunk."""
         self.prompt = data.get("prompt_token_ids") or self.prompt
-        self.accounts += "weft" in data
+        self.report = data.get("weft") or self.report
         for choice in data["choices"]:
             ids = self.choices.setdefault(choice["index"], [])
             for token in choice.get("token_ids") or ():
@@ -151,26 +164,27 @@ class Answer:
         answer must be all of it."""
         if self.prompt and self._text not in decoded(tuple(self.prompt)):
             yield "got the answer to another prompt"
-        wanted = expected_output(self.prompt, body["max_tokens"]) if self.prompt else []
+        said = expected_output(self.prompt, body["max_tokens"]) if self.prompt else []
         for index, ids in self.choices.items():
-            if ids != wanted[: len(ids)]:
-                yield f"got other tokens in choice {index}: {ids}, not {wanted}"
+            if ids != said[: len(ids)]:
+                yield f"got other tokens in choice {index}: {ids}, not {said}"
         if not is_whole:
             return
         if sorted(self.choices) != list(range(body.get("n", 1))):
             yield f"finished with the choices {sorted(self.choices)}"
-        if self.accounts < 1:
+        if not self.report:
             yield "finished without an account"
         for index, ids in self.choices.items():
             if self.ends.get(index) != 1:
                 yield f"had {self.ends.get(index, 0)} reasons to end in choice {index}"
             if "stop" in body:
                 continue
-            if len(ids) != body["max_tokens"]:
-                yield f"finished with {len(ids)} of {body['max_tokens']} tokens in choice {index}"
-            said = decoded(tuple(ids)).rstrip(HALF)  # vLLM keeps half a character back
-            if said != self.texts[index].rstrip(HALF):
-                yield f"got the text {self.texts[index]!r} for {said!r}"
+            wanted = min(body["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+            if len(ids) != wanted:
+                yield f"finished with {len(ids)} of {wanted} tokens in choice {index}"
+            text = decoded(tuple(ids)).rstrip(HALF)  # vLLM keeps half a character back
+            if text != self.texts[index].rstrip(HALF):
+                yield f"got the text {self.texts[index]!r} for {text!r}"
 
 
 @cache

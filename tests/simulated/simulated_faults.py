@@ -130,20 +130,22 @@ class Faults:
         return _cancel_one(rng, self._life.running)
 
     def _end(self, rng: random.Random) -> Any:
-        return self._life.engine.end_program(rng.choice(self._life.clients).program.program_id)
+        rows = list(self._life.engine.table)
+        return bool(rows) and self._life.engine.end_program(rng.choice(rows).info.program_id)
 
     def _remove(self, rng: random.Random) -> Any:
         engine_id = rng.choice(self._life.health()).engine_id
-        self._operate(self._life.engine.remove_replica(engine_id, rng.choice([0.0, 0.5, None])))
+        timeout_s = rng.choice([0.0, 0.5, None])
+        self._operate(lambda: self._life.engine.remove_replica(engine_id, timeout_s))
 
     def _add(self, rng: random.Random) -> Any:
         del rng
-        self._operate(self._life.engine.add_replica())
+        self._operate(self._life.engine.add_replica)
 
-    def _operate(self, operation: Coroutine[Any, Any, Any]) -> None:
+    def _operate(self, operate: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         async def tried() -> None:
             try:
-                await operation
+                await operate()
             except WeftError as error:
                 self._life.world.note(f"operation: {type(error).__name__}")
 

@@ -20,10 +20,11 @@ from unittest import mock
 
 from history import History
 from simulated_checks import Witness, after_end, at_rest
-from simulated_clients import Client, model_folder
+from simulated_clients import MODEL, Client, model_folder
 from simulated_faults import Fault, Faults, faults_of
 from simulated_loop import DeadlockError, SimulatedLoopThread, World, simulated_threading
-from simulated_replica import BLOCK_TOKENS, BLOCKS, SimulatedLauncher
+from simulated_replica import MAX_MODEL_LEN, SimulatedLauncher
+from simulated_server import HttpClient, Server
 
 import weft
 from weft.core.errors import EngineStartError
@@ -31,8 +32,6 @@ from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.served_model import ServedModel
 from weft.engine.vllm_compat.versions.version import installed_vllm
 
-MODEL: Final = "simulated"
-MAX_CALLS: Final = 6  # on one replica
 LIMIT_S: Final = 300.0  # of virtual time, by which all clients must have their answers
 CALM_S: Final = 150.0  # after which all replicas run again, and every message has arrived
 
@@ -53,6 +52,7 @@ class Life:
         self, seed: int, faults: Sequence[Fault] | None = None, trace: Callable[[str], object] | None = None
     ) -> None:
         self.seed = seed
+        self.is_served = seed % 5 == 4  # over HTTP
         self.planned = list(faults_of(seed) if faults is None else faults)
         self.faults = Faults(self, self.planned)
         self.world = World(seed, trace)
@@ -103,8 +103,9 @@ class Life:
             yield
 
     def _on_event(self, kind: str, program_id: str, call_id: str, value: str) -> None:
-        self.history.add(kind, program_id, call_id, value)
-        self.world.note(f"{value}: {kind} {self.call_names.get(call_id, call_id)}")
+        if not self.is_served:  # an HTTP client does not know its calls' ids
+            self.history.add(kind, program_id, call_id, value)
+        self.world.note(f"{value}: {kind} {self.call_names.get(call_id, '')}")
 
     def _live(self) -> None:
         world, rng = self.world, self._rng
@@ -116,14 +117,14 @@ class Life:
                 start_timeout_s=20.0,
                 policy=rng.choice(["atlas", "auto", "fcfs", "fair"]),
                 swap=None,
-                max_calls=MAX_CALLS,
+                max_calls=rng.choice([2, 4, 8]),
                 call_timeout_s=60.0 if rng.random() < 0.3 else None,
                 hang_timeout_s=8.0,
                 clock=lambda: world.now_s,
                 record=self.trace_file,
                 max_num_seqs=rng.choice([1, 2, 3]),
                 max_num_batched_tokens=64,
-                max_model_len=BLOCK_TOKENS * (BLOCKS - 2),
+                max_model_len=MAX_MODEL_LEN,
                 enable_prefix_caching=rng.random() < 0.7,
                 enforce_eager=True,
             )
@@ -132,7 +133,9 @@ class Life:
             return
         self.engine.observe(self.witness)
         self.users = world.new_loop("users")
-        self.clients = [Client(self, number) for number in range(rng.choice([1, 3, 6]))]
+        self.server = Server(self) if self.is_served else None
+        kind = HttpClient if self.is_served else Client
+        self.clients = [kind(self, number) for number in range(rng.choice([1, 3, 6]))]
         self.running = [self.users.create_task(client.run()) for client in self.clients]
         start = world.turns
         world.before_turn = lambda: self._before_turn(world.turns - start)
@@ -142,9 +145,14 @@ class Life:
         elif not self.wants_shutdown:
             self.faults.end()
             world.run_until(self._is_calm, world.now_s + CALM_S)
+            if self.server is not None:
+                self.problems += self.server.problems(self.clients)
+                self.server.stop()
             world.run_until(lambda: False, world.now_s + 2.0)
             self.problems += at_rest(self)
         world.before_turn = lambda: None
+        if self.server is not None:
+            self.server.stop()
         self.engine.shutdown()
         with suppress(DeadlockError):
             world.run_until(self._is_over, world.now_s + LIMIT_S)
@@ -165,7 +173,7 @@ class Life:
     def _before_turn(self, turn: int) -> None:
         self.faults.before(turn)
         if turn % 64 == 0:
-            self.problems += self.witness.look(self.engine)
+            self.problems += self.witness.look(self)
 
 
 class _Complaints(logging.Handler):

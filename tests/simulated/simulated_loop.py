@@ -24,11 +24,12 @@ from typing import Any, Final
 
 from weft.engine.processes.loop_thread import LoopThread, _cancel_other_tasks
 
+MOST_S: Final = 600.0  # of virtual time, that code outside of the loops waits for one of them
 TICK_S: Final = 1 / 1024  # what the simulation waits for is a multiple of it, so that two things often happen at once
 
 
 class DeadlockError(Exception):
-    """Every task waits, and no timer is set."""
+    """Every task waits and no timer is set, or what is waited for does not come."""
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -208,6 +209,15 @@ class World:
             self._turn()
         return True
 
+    def run_for(self, is_over: Callable[[], bool], most_s: float) -> None:
+        """Run until `is_over`, which must be soon.
+
+        Raises:
+            DeadlockError: It is not over after `most_s` seconds of virtual time.
+        """
+        if not self.run_until(is_over, self.now_s + most_s):
+            raise DeadlockError(f"nothing has come of it for {most_s:g} s: {self.waits()}")
+
     def run(self, loop: SimulatedLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on a loop to its end."""
         task = loop.create_task(coroutine)
@@ -300,13 +310,14 @@ class SimulatedLoopThread(LoopThread):
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future = super().submit(coroutine)
         if events._get_running_loop() is None:  # the caller blocks until the future is done
-            self._world.run_until(future.done)
+            self._world.run_for(future.done, MOST_S)
         return future
 
     def stop(self) -> None:
         if not self._is_stopping:
             self._is_stopping = True
-            self._world.run(self._loop, _cancel_other_tasks())
+            ending = self._loop.create_task(_cancel_other_tasks())
+            self._world.run_for(ending.done, MOST_S)
             self._loop.close()
 
 

@@ -49,6 +49,7 @@ from weft.engine.vllm_compat.names import (
 
 BLOCK_TOKENS: Final = 16
 BLOCKS: Final = 24  # of the KV cache; too few for two long calls
+MAX_MODEL_LEN: Final = (BLOCKS - 2) * BLOCK_TOKENS
 STEP_S: Final = 16 * TICK_S
 _TASKS: Final = ("generate",)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import os
 import re
@@ -28,9 +29,12 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Replicas die all the time."""
     caplog.set_level("CRITICAL", "weft")
     logging.disable(logging.CRITICAL)
+    importlib.import_module("simulated_life")
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # vLLM has a million objects
+    gc.disable()  # each life collects at its end
     yield
+    gc.enable()
     gc.unfreeze()
     logging.disable(logging.NOTSET)
 
@@ -105,6 +109,21 @@ def test_tasks_that_wait_for_ever_are_an_error() -> None:
 # -- lives
 
 
+def test_who_waits_from_outside_waits_no_longer_than_minutes() -> None:
+    """A future that never is done is an error although timers go on."""
+
+    async def tick() -> None:
+        for _ in range(1_000):
+            await asyncio.sleep(1.0)
+
+    with closing(World(0)) as world:
+        task = world.new_loop("loop").create_task(tick())
+        with pytest.raises(DeadlockError, match="nothing has come of it for 60 s"):
+            world.run_for(lambda: False, 60.0)
+        task.cancel()
+        world.run_until(task.done)
+
+
 def live(seeds: range) -> Counter[str]:
     """Live, and count the faults. No life may go wrong."""
     from simulated_life import Life
@@ -119,7 +138,7 @@ def live(seeds: range) -> Counter[str]:
 
 def test_nothing_is_lost_in_a_few_lives() -> None:
     """No call is lost or answered twice, answers are the model's, accounts and tables agree, and nothing is left."""
-    assert sum(live(range(40)).values()) > 40
+    assert sum(live(range(20)).values()) > 20
 
 
 @pytest.mark.slow
@@ -127,8 +146,29 @@ def test_nothing_is_lost_in_many_lives() -> None:
     """The same, and every kind of fault meets something."""
     from simulated_faults import KINDS
 
-    happened = live(range(40, 540))
+    happened = live(range(20, 520))
     assert {kind for kind in KINDS if not happened[kind]} == set()
+
+
+def test_every_planted_fault_can_be_planted() -> None:
+    """`mutations.py` finds the text of each in a function of Weft, and takes it out again."""
+    from mutations import MUTATIONS, planted
+
+    for mutation in MUTATIONS:
+        with planted(mutation):
+            pass
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) > 40
+
+
+def test_a_planted_fault_is_found() -> None:
+    """The lives see a count that is not taken back, and a table that keeps a call."""
+    from mutations import MUTATIONS, lives_until_found
+
+    named = {mutation.old: mutation for mutation in MUTATIONS}
+    for old in ("call.endpoint.admission.leave(now_s)", "del mine[call]"):
+        lives, problem = lives_until_found(named[old], 20)
+        assert lives, old
+        assert problem
 
 
 def digests(seed: int, hash_seed: str) -> list[str]:
@@ -149,13 +189,14 @@ def test_a_seed_always_means_the_same_events() -> None:
         life.run()
         return life.world.digest, events, life.history.events
 
-    for seed in (13, 37):
+    for seed in (37, 34):  # the second one's clients use HTTP
         assert lived(seed) == lived(seed)
 
 
 @pytest.mark.slow
 def test_another_process_has_the_same_events() -> None:
     """What Python draws anew for each process, such as the hashes of strings, changes nothing."""
-    first, second = digests(37, "1"), digests(37, "2")
-    assert len(first) == 1
-    assert first == second
+    for seed in (37, 34):
+        first, second = digests(seed, "1"), digests(seed, "2")
+        assert len(first) == 1
+        assert first == second

@@ -1,0 +1,201 @@
+"""Faults planted in Weft's own code, one after the other, and after how many lives each is found.
+
+PYTHONPATH=tests/support:tests/simulated python tests/simulated/mutations.py --seeds 300
+
+A planted fault that no life finds is a hole in the simulation, or code that nothing needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from rich.console import Console
+from simulate import quiet
+from simulated_life import Life
+
+
+class Mutation(NamedTuple):
+    """A fault: in a module of Weft, one text stands in place of another."""
+
+    module: str
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        old, new = (" ".join(text.split()) for text in (self.old, self.new))
+        return f"{self.module}: {old} → {new}" if new != "pass" else f"{self.module} without: {old}"
+
+
+_HOST, _REPLICAS, _ROUTING = "weft.engine.host.", "weft.engine.replicas.", "weft.core.routing."
+
+MUTATIONS: Final = (
+    # -- calls and programs in the front end
+    Mutation(_HOST + "in_flight", "call.endpoint.admission.leave(now_s)", "pass"),
+    Mutation(_HOST + "in_flight", "self.table.leave(call.row, now_s)", "pass"),
+    Mutation(_HOST + "in_flight", "self.ended = True", "pass"),
+    Mutation(_HOST + "in_flight", "if not scope.expired():\n                raise", "pass"),
+    Mutation(_HOST + "in_flight", "call.row.account = account", "pass"),
+    Mutation(_HOST + "in_flight", "for call in calls:\n            call.abort()", "pass"),
+    Mutation(_HOST + "call_path", "call.outcome = CallState.FINISHED\n        except", "pass\n        except"),
+    Mutation(_HOST + "call_path", "call.future.add_done_callback(lambda _future: self.leave(call))", "pass"),
+    Mutation(_HOST + "call_path", "finally:\n            future.cancel()", "finally:\n            pass"),
+    Mutation(_HOST + "call_path", "if call.awaits_account:", "if False:"),
+    Mutation(_HOST + "call_path", "undo.callback(endpoint.admission.leave, now_s)", "pass"),
+    Mutation(_HOST + "call_path", "if not math.isnan(call.of_program.end_s):", "if False:"),
+    Mutation(_HOST + "backend", "self.sessions.end(row.info)", "pass"),
+    Mutation(_HOST + "backend", "self.messages.program_ended(program_id, state)", "pass"),
+    Mutation(_HOST + "backend", "self.in_flight.abort(program_id)", "pass"),
+    Mutation(_HOST + "scheduler_messages", "self._is_sending = False\n                    return", "return"),
+    Mutation(_HOST + "scheduler_messages", "program, row = waiting.pop(key)", "program, row = waiting[key]"),
+    Mutation("weft.core.process_table", "row.attained.total_service_s += more.service_s", "pass"),
+    Mutation("weft.core.process_table", "or more_s < 0", ""),
+    Mutation(
+        "weft.core.process_rows", "del self.in_flight[call_id], thread.active[call_id]", "del thread.active[call_id]"
+    ),
+    # -- replicas
+    Mutation(
+        _REPLICAS + "dispatch_queue",
+        "self.replicas.leave(engine_id)\n        self.dispatch_waiting()",
+        "self.replicas.leave(engine_id)",
+    ),
+    Mutation(_REPLICAS + "dispatch_queue", "self.leave(call.assigned.result())", "pass"),
+    Mutation(_REPLICAS + "dispatch_queue", "self._waiting.remove(call)", "pass"),
+    Mutation(
+        _REPLICAS + "router",
+        "finally:\n                    self._queue.leave(engine_id)",
+        "finally:\n                    pass",
+    ),
+    Mutation(_REPLICAS + "router", "if has_delivered or len(tried)", "if len(tried)"),
+    Mutation(
+        _REPLICAS + "router",
+        "thief = moved.engine_id if self._queue.replicas.move(moved.engine_id) else None",
+        "thief = moved.engine_id",
+    ),
+    Mutation(_REPLICAS + "router", "tried.pop()", "pass"),
+    Mutation(_REPLICAS + "router", "self.failures[call_id] = error", "pass"),
+    Mutation(_REPLICAS + "unanswered", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
+    Mutation(_REPLICAS + "unanswered", "del mine[call]", "pass"),
+    Mutation(_REPLICAS + "stealer", "if calls else None", "if calls else {'taken': calls}"),
+    Mutation(_REPLICAS + "supervisor", "self._dead.discard(replica.engine_id)", "pass"),
+    Mutation(
+        _REPLICAS + "supervisor",
+        "task.cancel()\n        await asyncio.gather(*tasks",
+        "pass\n        await asyncio.gather(*tasks",
+    ),
+    Mutation(_REPLICAS + "supervisor", "self._dead.add(engine_id)", "pass"),
+    Mutation(_REPLICAS + "supervisor", "self._starting[engine_id] = task", "pass"),
+    Mutation(_REPLICAS + "local", "for handle in list(self._handles):\n            handle.cancel()", "pass"),
+    Mutation(_REPLICAS + "local", "self._waits_for_vllm = True", "pass"),
+    Mutation(_REPLICAS + "local", "await settled(in_thread(launch.abandon))", "pass"),
+    Mutation(_ROUTING + "replicas", "if self.loads.calls(engine_id) is None:", "if engine_id not in self._replicas:"),
+    Mutation(
+        _ROUTING + "replicas",
+        "if replica.state is ReplicaState.STARTING:\n            self._enter",
+        "if True:\n            self._enter",
+    ),
+    Mutation(_ROUTING + "admission", "self._calls -= 1", "self._calls -= 2"),
+    # -- vLLM's front end
+    Mutation("weft.engine.vllm.accounting", "told = report.account or told", "told = report.account or {}"),
+    Mutation("weft.engine.vllm.accounting", "self.on_account(call_id, account)", "pass"),
+    Mutation(
+        "weft.engine.vllm.chat",
+        "return self._failures.pop(CallId(request.request_id), None)",
+        "return self._failures.get(CallId(request.request_id))",
+    ),
+    Mutation("weft.engine.vllm.chat", "raise asyncio.CancelledError", "pass"),
+    Mutation("weft.engine.vllm.watchdog", "kill_tree(processes)", "pass"),
+    Mutation("weft.engine.vllm_compat.control", "if llm.errored and not answer.done():", "if False:"),
+    # -- the scheduler
+    Mutation("weft.engine.scheduler.call_table", "if program.requests == 0:", "if program.requests < 0:"),
+    Mutation("weft.engine.scheduler.call_table", "program.has_ended = True", "pass"),
+)
+
+
+def functions_of(module: Any) -> Iterator[FunctionType]:
+    """The functions and methods that a module defines."""
+    owners = [module, *(each for each in vars(module).values() if inspect.isclass(each))]
+    for owner in owners:
+        if getattr(owner, "__module__", module.__name__) == module.__name__:
+            for each in vars(owner).values():
+                found = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+                found = inspect.unwrap(found) if callable(found) else found
+                if isinstance(found, FunctionType) and found.__module__ == module.__name__:
+                    yield found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes(each)
+
+
+@contextmanager
+def planted(mutation: Mutation) -> Iterator[None]:
+    """The fault is in the code during the block.
+
+    Raises:
+        ValueError: The text is not there exactly once, or is in no function.
+    """
+    module = importlib.import_module(mutation.module)
+    source = inspect.getsource(module)
+    if source.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name}: the text is there {source.count(mutation.old)} times")
+    compiled = compile(source.replace(mutation.old, mutation.new), str(module.__file__), "exec", dont_inherit=True)
+    changed = {code.co_qualname: code for code in _codes(compiled)}
+    before = {function: function.__code__ for function in functions_of(module)}
+    begins = source[: source.index(mutation.old)].count("\n") + 1
+    hit = [each for each, code in before.items() if code.co_firstlineno <= begins and each.__qualname__ in changed]
+    function = max(hit, key=lambda each: each.__code__.co_firstlineno, default=None)
+    if function is None:
+        raise ValueError(f"{mutation.name}: the text is in no function")
+    try:
+        function.__code__ = changed[function.__qualname__]
+        yield
+    finally:
+        function.__code__ = before[function]
+
+
+def lives_until_found(mutation: Mutation, most: int, is_late: Callable[[], bool] = lambda: False) -> tuple[int, str]:
+    """How many lives it took to find a planted fault, and what was wrong; 0 if no life did."""
+    with planted(mutation):
+        for number in range(most):
+            try:
+                problems = Life(number).run()
+            except Exception as error:
+                problems = [f"{type(error).__name__}: {error}"]
+            if problems:
+                return number + 1, problems[0]
+            if is_late():
+                break
+    return 0, ""
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="The most lives for each fault.")] = 300,
+    only: Annotated[str, typer.Option(help="Only faults whose name has this.")] = "",
+) -> None:
+    """Plant each fault, live until it is found, and print a line for each."""
+    quiet()
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    missed = []
+    for mutation in MUTATIONS:
+        if only in mutation.name:
+            begin_s = time.monotonic()
+            lives, problem = lives_until_found(mutation, seeds)
+            took = f"{time.monotonic() - begin_s:.0f} s"
+            console.print(f"{f'{lives:4} lives' if lives else ' not found'}  {mutation.name}  ({took}) {problem:.150}")
+            missed += [] if lives else [mutation.name]
+    console.print(f"{len(missed)} were not found in {seeds} lives")
+
+
+if __name__ == "__main__":
+    typer.run(main)
