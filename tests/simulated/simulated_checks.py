@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulated_life import Life
 
 
+SETTLED_S: Final = 3.0  # by then, a call's final account has come
 OUTCOMES: Final = {"finished": CallState.FINISHED, "DeadlineError": CallState.FAILED}
 
 
@@ -40,6 +41,8 @@ class Witness(ProgramObserver):
         self.ended: defaultdict[str, list[ProgramRow]] = defaultdict(list)
         self.outputs: dict[str, dict[str, int]] = {}  # of each program that has ended: its calls' output tokens by then
         self.programs_of: dict[str, str] = {}
+        self.left_s: dict[str, float] = {}
+        self.ended_s: dict[str, float] = {}
         self._seen: dict[str, tuple[float, float, float]] = {}
 
     def accounts(self, on_account: Callable[[Any, Account], None]) -> Callable[[Any, Account], None]:
@@ -62,12 +65,13 @@ class Witness(ProgramObserver):
         self.programs_of[identity.call_id] = identity.program_id
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
-        del now_s
+        self.left_s[row.identity.call_id] = now_s
         self.left[row.identity.call_id].append((row, outcome))
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del state, now_s
+        del state
         program_id = row.info.program_id
+        self.ended_s[program_id] = now_s
         self.ended[program_id].append(row)
         left = [rows[0][0] for call_id, rows in self.left.items() if self.programs_of[call_id] == program_id]
         tokens = {each.identity.call_id: each.account.output_tokens for each in left}
@@ -85,6 +89,10 @@ class Witness(ProgramObserver):
                 yield f"the row of {row.info.name} went from {before} to {now}"
             self._seen[row.info.program_id] = now
         group = next(iter(engine._groups.values()))
+        waiting = sum(not call.assigned.done() for call in group._queue._waiting)
+        has_room = [each.engine_id for each in life.health() if each.calls < life.max_calls and each.state == "ready"]
+        if waiting and has_room:
+            yield f"{waiting} calls wait, and {has_room} have room"
         shown = sum(len(row.in_flight) for row in engine.table)
         if shown != len(engine._in_flight):
             yield f"{shown} calls are in the table, and {len(engine._in_flight)} are in flight"
@@ -158,9 +166,31 @@ def after_end(life: Life) -> Iterator[str]:
         yield reduce(lambda text, call: text.replace(*call), names.items(), problem)
     for event in life.history.events if not life.is_served else ():
         outcomes = [outcome for _, outcome in life.witness.left.get(event.call, ())]
-        if event.kind == "return" and event.value in OUTCOMES and outcomes != [OUTCOMES[event.value]]:
+        if event.kind == "return" and event.value in OUTCOMES and set(outcomes) - {OUTCOMES[event.value]}:
             yield f"{names[event.call]} ended for its client with {event.value}, and for the engine {outcomes}"
+    yield from _unsettled(life)
     yield from _recorded(life)
+
+
+def _unsettled(life: Life) -> Iterator[str]:
+    """Calls that were aborted, whose final account their replica knows and the table does not. Who leaves early aborts
+    the call."""
+    witness = life.witness
+    for name in life.left_early:
+        call_id = next(call_id for call_id, each in life.call_names.items() if each == name)
+        if any(outcome is CallState.FINISHED for _, outcome in witness.left[call_id]):
+            yield f"{name} went on when its client had left"
+    if {"hang", "freeze", "slow", "late", "start_hangs"} & set(life.faults.happened):
+        return  # the question may take long
+    alive = (each for each in life.launcher.processes if each.died_s > life.calm_s)
+    final_s = {call_id: service_s for each in alive for call_id, service_s in each.aborted_s.items()}
+    for call_id, service_s in final_s.items():
+        rows = witness.left.get(call_id, [])
+        program_id = witness.programs_of.get(call_id, "")
+        has_time = witness.ended_s.get(program_id, 0.0) > witness.left_s.get(call_id, 0.0) + SETTLED_S
+        if has_time and rows and abs(rows[0][0].account.service_s - service_s) > 1e-6:
+            said_s = rows[0][0].account.service_s
+            yield f"{life.call_names.get(call_id, call_id)} has {said_s} s, and its replica counts {service_s} s"
 
 
 def _recorded(life: Life) -> Iterator[str]:

@@ -91,6 +91,8 @@ class Client:
                         answer.take(chunk)
                         if rng.random() < 0.01:
                             outcome = "broken off"
+                            if "stop" not in body and answer.count + 20 < tokens:
+                                self.life.left_early.append(name)
                             break
                     else:
                         is_whole = True

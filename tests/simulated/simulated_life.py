@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +61,11 @@ class Life:
         self.problems: list[str] = []
         self.call_names: dict[str, str] = {}
         self.witness = Witness(self.world)
+        self.left_early: list[str] = []  # calls whose clients broke them off long before their ends
+        self.calm_s = math.inf  # when nothing failed any more
         self.wants_shutdown = False
         self._rng = random.Random(f"life {seed}")
+        self.max_calls = self._rng.choice([2, 4, 8])  # on one replica
 
     def run(self) -> list[str]:
         """Live. Returns `problems`."""
@@ -117,7 +121,7 @@ class Life:
                 start_timeout_s=20.0,
                 policy=rng.choice(["atlas", "auto", "fcfs", "fair"]),
                 swap=None,
-                max_calls=rng.choice([2, 4, 8]),
+                max_calls=self.max_calls,
                 call_timeout_s=60.0 if rng.random() < 0.3 else None,
                 hang_timeout_s=8.0,
                 clock=lambda: world.now_s,
@@ -144,6 +148,7 @@ class Life:
             self.problems.append(f"clients wait for ever: {world.waits()}")
         elif not self.wants_shutdown:
             self.faults.end()
+            self.calm_s = world.now_s
             world.run_until(self._is_calm, world.now_s + CALM_S)
             if self.server is not None:
                 self.problems += self.server.problems(self.clients)

@@ -10,6 +10,7 @@ be lost on the way.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -98,9 +99,10 @@ class EngineProcess:
     def __init__(self, world: World, config: Any, name: str, note: Callable[..., object]) -> None:
         self.world, self.name, self._note = world, name, note
         self.exitcode: int | None = None
+        self.died_s = math.inf
         self.is_hung = False
         self.step_s = STEP_S
-        self.steps = 0
+        self.aborted_s: dict[str, float] = {}  # the service of each call that was aborted
         self.inputs = Channel(world, self._take)
         self.outputs: Channel
         self.on_death: Callable[[], object]
@@ -130,7 +132,7 @@ class EngineProcess:
     def kill(self) -> None:
         """Die at once. The parent notices some time later."""
         if self.exitcode is None:
-            self.exitcode = -9
+            self.exitcode, self.died_s = -9, self.world.now_s
             self.world.note(f"{self.name} is dead")
             if self.world.rng.random() < 0.5:
                 self.outputs.lose()
@@ -149,7 +151,7 @@ class EngineProcess:
     def crash(self) -> None:
         """Die with a last message, as vLLM's engine core does of an error."""
         if self.exitcode is None:
-            self.exitcode = 1
+            self.exitcode, self.died_s = 1, self.world.now_s
             self.outputs.send([EngineCoreProc.ENGINE_CORE_DEAD])
             self.world.call_later(self.world.pause_s(64), self.note_death)
 
@@ -199,7 +201,6 @@ class EngineProcess:
         if not self.scheduler.has_requests():
             return
         plan = self.scheduler.schedule(False)
-        self.steps += 1
         for request_id in plan.num_scheduled_tokens:
             if self._new.pop(request_id, None):
                 self._tell("begin", request_id)
@@ -230,7 +231,10 @@ class EngineProcess:
             self._send({0: EngineCoreOutputs(utility_output=output)})
 
     def _abort(self, request_ids: list[str]) -> None:
+        entries = self.scheduler._entries
+        ledgers = [entries[request_id].ledger for request_id in request_ids if request_id in entries]
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self.aborted_s |= {ledger.call_id: ledger.account().service_s for ledger in ledgers}
         for request_id in request_ids:
             self._new.pop(request_id, None)
 
