@@ -309,8 +309,9 @@ class _Replicas:
         return await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
 
     def swap_stats(self) -> SwapStats | None:
-        engines = [llm for group in self._groups.values() for llm in group.supervisor.engines()]
-        return SwapStats.together(llm.swap_stats for llm in engines if llm.swap_stats is not None)
+        replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
+        found = [replica.llm.swap_stats for replica in replicas if replica.llm is not None]
+        return SwapStats.together(each for each in found if each is not None)
 
 
 def _group(groups: Mapping[str, ReplicaGroup], model: str) -> ReplicaGroup:

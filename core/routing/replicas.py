@@ -73,6 +73,8 @@ class _Replica:
 class ReplicaSet:
     """The replicas of one model.
 
+    What takes the name of a replica raises `ReplicaError` if there is none, but for `leave` and `state`.
+
     Args:
         balancer: chooses among the replicas that can take a call.
         max_calls: the most calls in flight on one replica, running or in its queue. A replica with so many calls is not
@@ -153,11 +155,7 @@ class ReplicaSet:
         self._replicas[engine_id] = _Replica(engine_id, next(self._numbers))
 
     def ready(self, engine_id: EngineId, now_s: float) -> None:
-        """Note that a replica has started. A replica that was drained meanwhile stays drained.
-
-        Raises:
-            ReplicaError: there is no such replica.
-        """
+        """Note that a replica has started. A replica that was drained meanwhile stays drained."""
         replica = self._get(engine_id)
         replica.ready_at_s = now_s
         if replica.state is ReplicaState.STARTING:
@@ -167,9 +165,6 @@ class ReplicaSet:
         """Note that a replica died, or did not start.
 
         The caller still reports `leave` for each of its calls. Its programs are assigned again by their next calls.
-
-        Raises:
-            ReplicaError: there is no such replica.
         """
         replica = self._get(engine_id)
         if now_s - replica.ready_at_s >= _STABLE_S:
@@ -191,11 +186,7 @@ class ReplicaSet:
         return [replica.engine_id for replica in due]
 
     def drain(self, engine_id: EngineId) -> None:
-        """Give a replica no more calls. Its programs are assigned again by their next calls.
-
-        Raises:
-            ReplicaError: there is no such replica.
-        """
+        """Give a replica no more calls. Its programs are assigned again by their next calls."""
         self._enter(self._get(engine_id), ReplicaState.DRAINING)
         self.balancer.lose_engine(engine_id)
 
@@ -206,9 +197,6 @@ class ReplicaSet:
             engine_id: the replica.
             now_s: the time. A replica that has died is started again after its pause.
             is_starting: whether the replica is being started.
-
-        Raises:
-            ReplicaError: there is no such replica.
         """
         replica = self._get(engine_id)
         if not math.isnan(replica.ready_at_s):
@@ -220,11 +208,7 @@ class ReplicaSet:
             replica.restart_at_s = now_s + pause_s(replica.failures)
 
     def remove(self, engine_id: EngineId) -> None:
-        """Remove a replica that is gone.
-
-        Raises:
-            ReplicaError: there is no such replica.
-        """
+        """Remove a replica that is gone."""
         self._enter(self._get(engine_id), ReplicaState.DRAINING)
         del self._replicas[engine_id]
         self.balancer.lose_engine(engine_id)
@@ -244,11 +228,7 @@ class ReplicaSet:
         return replica.state if replica is not None else None
 
     def calls(self, engine_id: EngineId) -> int:
-        """The number of calls in flight on a replica.
-
-        Raises:
-            ReplicaError: there is no such replica.
-        """
+        """The number of calls in flight on a replica."""
         return self._get(engine_id).calls
 
     @property

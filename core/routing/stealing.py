@@ -48,6 +48,7 @@ class StealingConfig:
 
 
 _SHORTEST_LOOK_S: Final = 0.01
+_MOVE_TOKENS: Final = 256.0  # worth computing again on an idle engine to be ahead of one call, as in adaptive locality
 
 
 class EngineQueue(NamedTuple):
@@ -63,6 +64,7 @@ class Steal(NamedTuple):
     thief: EngineId
     victim: EngineId
     most: int  # the most calls that move
+    most_cached: int  # a call of which the victim has more tokens cached stays
 
 
 class Stealing:
@@ -74,8 +76,8 @@ class Stealing:
 
     Half of the difference moves, but no more calls than wait at the victim, and no more than the thief can begin at
     once. The paper moves one session at a time, and assigns it to the thief, because its KV moves along. Here the KV is
-    computed again, and the program stays assigned to the engine that has the rest of its KV, which costs less in
-    simulation.
+    computed again. So only a call moves of which the victim has little cached for the difference in load, and the
+    program stays assigned to the engine that has the rest of its KV.
 
     Args:
         config: the limits.
@@ -114,7 +116,8 @@ class Stealing:
             return None
         half = (victim.load.calls - thief.calls) // 2
         most = min(half, victim.waiting, thief.capacity - thief.calls)
-        return Steal(thief.engine_id, victim.load.engine_id, most) if most else None
+        most_cached = int(_MOVE_TOKENS * (victim.load.calls - thief.calls) / (1 + thief.calls))
+        return Steal(thief.engine_id, victim.load.engine_id, most, most_cached) if most else None
 
     def _exceeds(self, calls: int, least: int) -> bool:
         return calls > self.config.load_ratio * max(1, least)

@@ -132,6 +132,10 @@ class SimReplica:
         queue = cast("Iterator[SimCall]", itertools.chain(self.policy.waiting, self.policy.held))
         return sorted((call for call in queue if math.isnan(call.started_s)), key=lambda call: call.queued_since_s)
 
+    def cached_tokens(self, call: SimCall) -> int:
+        """The tokens of a waiting call's prompt that its KV cache holds."""
+        return self._kv.find(call.prefixes())[1] if self._settings.shares_prefixes else 0
+
     def _end_jump_by(self, until_s: float) -> bool:
         """End the jump with the step during which `until_s` lies. Returns whether that is earlier than planned."""
         jump = self.jump

@@ -316,7 +316,11 @@ class _Simulation:
         steal = stealing.decide(queues, now_s)
         if steal is not None:
             victim, thief = (self._replicas[self._number_of[each]] for each in (steal.victim, steal.thief))
-            movable = [call for call in victim.not_begun() if stealing.may_move(call.program.program_id, now_s)]
+            movable = [
+                call
+                for call in victim.not_begun()
+                if stealing.may_move(call.program.program_id, now_s) and victim.cached_tokens(call) <= steal.most_cached
+            ]
             for call in movable[: steal.most]:
                 self._move(call, victim, thief, now_s)
                 stealing.moved(call.program.program_id, steal.thief, now_s)

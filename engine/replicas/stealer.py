@@ -19,7 +19,7 @@ from weft.core.routing.replicas import ReplicaSet
 from weft.core.routing.stealing import EngineQueue, Steal, Stealing
 from weft.engine.replicas.base import Replica
 from weft.engine.replicas.unanswered import UnansweredCalls
-from weft.engine.wire.control import CallKey, TakeBack, encode_control
+from weft.engine.wire.control import TakeBack, encode_control
 
 
 class Watcher(ABC):
@@ -92,23 +92,24 @@ class Stealer(Watcher):
         if not self._stealing.is_uneven(self._states.loads):
             return 0
         loads = self._states.loads.all()
-        answers = await asyncio.gather(*(self._ask(load.engine_id) for load in loads))
+        answers = await asyncio.gather(*(self._ask(load.engine_id, TakeBack((), 0)) for load in loads))
         lengths = {load.engine_id: answer["waiting"] for load, answer in zip(loads, answers, strict=True) if answer}
         now = self._states.loads.all()
         queues = [EngineQueue(load, lengths[load.engine_id]) for load in now if load.engine_id in lengths]
         steal = self._stealing.decide(queues, self._clock())
         return await self._carry_out(steal) if steal is not None else 0
 
-    async def _ask(self, engine_id: EngineId, calls: tuple[CallKey, ...] = (), most: int = 0) -> dict[str, Any] | None:
+    async def _ask(self, engine_id: EngineId, message: TakeBack) -> dict[str, Any] | None:
         replica = self._replica(engine_id)
-        answer = await replica.send_to_scheduler(encode_control(TakeBack(calls, most))) if replica is not None else None
+        answer = await replica.send_to_scheduler(encode_control(message)) if replica is not None else None
         return answer if isinstance(answer, dict) else None
 
     async def _carry_out(self, steal: Steal) -> int:
         now_s = self._clock()
         movable = self._calls.on(steal.victim).items()
         calls = tuple(call for call, arrival in movable if self._stealing.may_move(arrival.program_id, now_s))
-        answer = await self._ask(steal.victim, calls, steal.most) if calls else None
+        message = TakeBack(calls, steal.most, steal.most_cached)
+        answer = await self._ask(steal.victim, message) if calls else None
         moved = 0
         for program_id, call_id in answer["taken"] if answer is not None else ():
             arrival = self._calls.move(steal.victim, (ProgramId(program_id), CallId(call_id)), steal.thief)

@@ -12,7 +12,7 @@ from weft.core.ids import EngineId
 from weft.core.log import get_logger
 from weft.core.routing.replicas import ReplicaSet, ReplicaState
 from weft.engine.processes.loop_thread import settled
-from weft.engine.replicas.base import Replica, ReplicaLLM
+from weft.engine.replicas.base import Replica
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 
 T = TypeVar("T")
@@ -72,10 +72,6 @@ class Supervisor:
     def replicas(self) -> list[Replica]:
         """All replicas, whether they run or not."""
         return list(self._replicas.values())
-
-    def engines(self) -> list[ReplicaLLM]:
-        """The vLLM engines of the replicas that run."""
-        return [replica.llm for replica in list(self._replicas.values()) if replica.llm is not None]
 
     # -- starting replicas
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ from weft.engine.vllm_compat.names import (
     SchedulerOutput,
 )
 from weft.engine.vllm_compat.versions.untested import check_members
-from weft.engine.wire.control import CallKey, TakeBack, UseHistory, decode_control
+from weft.engine.wire.control import TakeBack, UseHistory, decode_control
 from weft.engine.wire.reports import attach_account, attach_swap, encode_account
 from weft.engine.wire.scheduler_config import decode_config
 
@@ -239,8 +239,8 @@ class WeftScheduler(AsyncScheduler):
             case UseHistory(history):
                 self._use_history(history)
                 return {}
-            case TakeBack(calls, most):
-                return self._take_back(calls, most)
+            case TakeBack() as message:
+                return self._take_back(message)
             case other:
                 return self._control.receive(other, self._clock())
 
@@ -251,8 +251,16 @@ class WeftScheduler(AsyncScheduler):
             self.use_policy(self._policy.make())
         self._control.use_history(text)
 
-    def _take_back(self, calls: Iterable[CallKey], most: int) -> dict[str, Any]:
-        taken = not_begun(self.waiting, self._entries, calls, most)
+    def _take_back(self, message: TakeBack) -> dict[str, Any]:
+        manager = self.kv_cache_manager
+
+        def is_cheap(request: Request) -> bool:
+            if not manager.prefix_cache_lookup_enabled(request):
+                return True
+            found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+            return found[1] <= message.most_cached
+
+        taken = not_begun(self.waiting, self._entries, message.calls, is_cheap, message.most)
         self.finish_requests(list(taken.values()), RequestStatus.FINISHED_ABORTED)
         self._aborted.take(taken)  # another engine accounts for them
         return {"taken": [list(call) for call in taken], "waiting": len(self.waiting)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft.core.policies import Call, Policy
@@ -11,7 +12,11 @@ from weft.engine.wire.control import CallKey
 
 
 def not_begun(
-    queue: Iterable[Request], entries: Mapping[str, Entry], calls: Iterable[CallKey], most: int
+    queue: Iterable[Request],
+    entries: Mapping[str, Entry],
+    calls: Iterable[CallKey],
+    may_leave: Callable[[Request], bool],
+    most: int,
 ) -> dict[CallKey, str]:
     """Return the first `most` of the calls that have never run and have nothing under way, with their requests.
 
@@ -21,6 +26,7 @@ def not_begun(
         queue: the requests that wait, those included that the policy holds back.
         entries: by request.
         calls: the calls that may leave, in the order of preference.
+        may_leave: asked of each in turn, until there are enough.
         most: how many are returned.
     """
     waiting = {}
@@ -29,9 +35,9 @@ def not_begun(
         # A prompt that is fetched, or a grammar that is compiled, has another status.
         is_new = request.status == RequestStatus.WAITING and request.num_preemptions == 0
         if is_new and not request.num_computed_tokens and not request.num_output_tokens and ledger.sequences == 1:
-            waiting[ledger.program_id, ledger.call_id] = request.request_id
-    found = [(call, waiting[call]) for call in dict.fromkeys(calls) if call in waiting]
-    return dict(found[:most])
+            waiting[ledger.program_id, ledger.call_id] = request
+    found = (call for call in dict.fromkeys(calls) if call in waiting and may_leave(waiting[call]))
+    return {call: waiting[call].request_id for call in itertools.islice(found, most)}
 
 
 class PolicyQueue(RequestQueue):

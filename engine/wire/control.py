@@ -90,6 +90,7 @@ class TakeBack(NamedTuple):
 
     calls: tuple[CallKey, ...]  # the one that has waited longest first
     most: int  # calls to drop; 0 asks for the length of the queue only
+    most_cached: int = 0  # a call of which the scheduler has more prompt tokens in its KV cache stays
 
 
 class ExchangeService(NamedTuple):
@@ -129,7 +130,7 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         kind = "use_history" if isinstance(message, UseHistory) else "exchange_service"
         return {"type": kind, **message._asdict()}
     if isinstance(message, TakeBack):
-        return {"type": "take_back", "calls": [list(each) for each in message.calls], "most": message.most}
+        return {"type": "take_back", **message._asdict(), "calls": [list(each) for each in message.calls]}
     return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
 
 
@@ -151,7 +152,7 @@ def decode_control(data: object) -> Control | None:
             history = data.get("history")
             control = UseHistory(history) if isinstance(history, str) else None
         case "take_back":
-            control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")))
+            control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")), count(data.get("most_cached")))
         case "exchange_service":
             control = ExchangeService(read_service(data.get("elsewhere")))
         case str(kind) if kind in _QUESTIONS:

@@ -325,7 +325,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeKvStats(),
         TakeScheduleStats(),
         TakeState(),
-        TakeBack(((ProgramId("p"), CallId("c")),), 3),
+        TakeBack(((ProgramId("p"), CallId("c")),), 3, 512),
         ExchangeService({"acme": 12.5, "": -3.0}),
     ],
 )

@@ -167,7 +167,7 @@ class Run:
 
     def take_back(self) -> None:
         keys = tuple((ProgramId(program), CallId(name)) for name, (program, _, _) in self.calls.items())
-        answer = self.h.scheduler(encode_control(TakeBack(keys, self.rng.randrange(1, 4))))
+        answer = self.h.scheduler(encode_control(TakeBack(keys, self.rng.randrange(1, 4), 10**6)))
         for _, name in answer["taken"]:
             self._lose(name)
             self.done["taken back"] += 1

@@ -32,7 +32,7 @@ def after_idle(thief: EngineQueue, victim: EngineQueue) -> Steal | None:
 
 def test_an_idle_engine_takes_half_of_the_difference() -> None:
     """Both engines then have about the same load."""
-    assert after_idle(queue(A, 0, 0), queue(B, 12, 10)) == Steal(A, B, 6)
+    assert after_idle(queue(A, 0, 0), queue(B, 12, 10)) == Steal(A, B, 6, 256 * 12)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,12 @@ def test_both_conditions_and_the_room_limit_what_moves(thief: EngineQueue, victi
     """SAGA 5.2: a queue that stays empty and a ratio of loads above 2.0 are both required."""
     steal = after_idle(thief, victim)
     assert (steal.most if steal is not None else 0) == most
+
+
+def test_a_call_moves_if_little_is_cached_for_the_difference_in_load() -> None:
+    """256 tokens for each call that it is ahead of, less where the thief has calls that wait while it is computed."""
+    found = [after_idle(queue(A, calls, 0), queue(B, 12, 10)) for calls in (0, 1, 5)]
+    assert [steal.most_cached for steal in found if steal is not None] == [256 * 12, 256 * 11 // 2, 256 * 7 // 6]
 
 
 def test_an_engine_must_have_been_idle_for_100_ms_without_a_break() -> None:

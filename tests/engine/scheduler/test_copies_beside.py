@@ -131,7 +131,7 @@ def leave(h: Any) -> None:
 
 
 def take_back(h: Any) -> None:
-    answer = h.scheduler(encode_control(TakeBack(((ProgramId("a"), CallId("a2")),), 1)))
+    answer = h.scheduler(encode_control(TakeBack(((ProgramId("a"), CallId("a2")),), 1, 10**6)))
     assert answer["taken"] == [["a", "a2"]]
 
 

@@ -36,12 +36,29 @@ def add(h: Any, *names: str, **options: Any) -> None:
         h.add(name, program_id=name, call_id=name, **options)
 
 
-def take_back(h: Any, *names: str, most: int = 99) -> tuple[list[str], int]:
+def take_back(h: Any, *names: str, most: int = 99, most_cached: int = 10**6) -> tuple[list[str], int]:
     """The calls that are given back of those that may be, and the length of the queue then."""
-    message = TakeBack(tuple((ProgramId(name), CallId(name)) for name in names), most)
+    message = TakeBack(tuple((ProgramId(name), CallId(name)) for name in names), most, most_cached)
     answer = h.scheduler(encode_control(message))
     h.scheduler.check_integrity()
     return [call_id for _, call_id in answer["taken"]], answer["waiting"]
+
+
+def test_a_call_stays_where_most_of_its_prompt_is_cached(make: Make) -> None:
+    """Elsewhere it would have to be computed again. The next ones in the order leave in its place."""
+    h = make(slots=1, prefix_caching=True, batched_tokens=256)
+    context = list(range(100, 180))
+    add(h, "first", prompt=context, max_tokens=1)
+    h.run()
+    add(h, "runs", max_tokens=50)
+    h.step()
+    add(h, "same", prompt=[*context, 1, 2, 3])
+    add(h, "half", prompt=[*context[:32], *range(500, 540)])
+    add(h, "other", "another", prompt=list(range(300, 380)))
+    names = ("same", "half", "other", "another")
+    assert take_back(h, *names, most=1, most_cached=31) == (["other"], 3)
+    assert take_back(h, *names, most_cached=32) == (["half", "another"], 1)
+    assert take_back(h, *names, most_cached=80) == (["same"], 0)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -97,7 +114,7 @@ def test_two_programs_may_use_one_call_id(make: Make) -> None:
     h.step()
     for program in ("p", "q"):
         h.add(program, program_id=program, call_id="same")
-    answer = h.scheduler(encode_control(TakeBack(((ProgramId("q"), CallId("same")),), 9)))
+    answer = h.scheduler(encode_control(TakeBack(((ProgramId("q"), CallId("same")),), 9, 99)))
     assert answer == {"taken": [["q", "same"]], "waiting": 1}
     assert set(h.scheduler.requests) == {"a", "p"}
 
