@@ -214,6 +214,7 @@ AUTOGEN: Final = Package(
 CREWAI: Final = Package("crewai", "1.15.30", "pypi", ("crewai==1.15.30",))
 AIDER: Final = Package("aider", "0.86.2", "pypi", ("aider-chat==0.86.2",))
 ADK: Final = Package("adk", "2.13.0", "pypi", ("google-adk==2.13.0", "litellm"))
+LITELLM: Final = Package("litellm", "1.108.7", "pypi", ("litellm[proxy]==1.108.7",))
 AGENT_FRAMEWORK: Final = Package(
     "agent-framework",
     "1.23.0",
@@ -558,6 +559,7 @@ _CASES: Final[list[Case]] = [
     framework(ADK, "sequential", reported, "a a0 b1"),
     framework(ADK, "transfer", desk("transfer_to_agent", {"agent_name": "reporter"}), "a b0 b1"),
     framework(ADK, "header", named, "a b", **BY_HEADER),
+    framework(LITELLM, "two at once", reporter, "a a0", "a a0"),
     framework(AGENT_FRAMEWORK, "one run", reporter, "a a0"),
     framework(AGENT_FRAMEWORK, "two at once", reporter, "a a0", "a a0"),
     framework(AGENT_FRAMEWORK, "sequential", reported, "a a0 b1"),
