@@ -51,8 +51,10 @@ def in_time(result: SimResult, programs: Sequence[TraceProgram], alone: Mapping[
     return {kind: [result.attainment(alone, multiple, of) for multiple in MULTIPLES] for kind, of in names.items()}
 
 
-def measure(seed: int, programs: int, load: float, base: SimSettings, *, at_once: bool) -> dict[str, dict[str, Any]]:
-    """All policies on the programs of one seed.
+def measure(
+    seed: int, programs: int, load: float, base: SimSettings, policies: Sequence[str], *, at_once: bool
+) -> dict[str, dict[str, Any]]:
+    """The policies on the programs of one seed.
 
     Returns:
         By policy: the parts in time, Jain's index, the mean time in seconds, and the throughput when all programs are
@@ -65,7 +67,8 @@ def measure(seed: int, programs: int, load: float, base: SimSettings, *, at_once
     alone = {name: row.latency for name, row in simulate(arriving(made, ALONE_PER_S, seed), fcfs).programs.items()}
     most = capacity(made, base)
     found: dict[str, dict[str, Any]] = {}
-    for name, policy in POLICIES.items():
+    for name in policies:
+        policy = POLICIES[name]
         result = simulate(arriving(made, load * most, seed), replace(base, policy=policy))
         found[name] = {
             "in_time": in_time(result, made, alone),
@@ -84,7 +87,7 @@ def show(data: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"{data['programs']} programs, {len(data['seeds'])} seeds, load {data['load']:.0%}: in time, %")
     for heading in ("policy", *KINDS, "all", "lowest light", "Jain", "mean s", "throughput"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for name in POLICIES:
+    for name in data["seeds"][0]:
         runs = [seed[name] for seed in data["seeds"]]
         shares = {kind: [100 * run["in_time"][kind][at] for run in runs] for kind in (*KINDS, "all")}
         table.add_row(
@@ -104,7 +107,7 @@ def plot(data: Mapping[str, Any], path: Path) -> None:
     plt.rcParams["svg.fonttype"] = "none"  # text that is not drawn as curves makes a smaller file
     figure, plots = plt.subplots(1, len(KINDS), figsize=(9, 3), sharey=True, layout="constrained")
     for axes, kind in zip(plots, KINDS, strict=True):
-        for name, color in _DRAWN.items():
+        for name, color in ((each, color) for each, color in _DRAWN.items() if each in data["seeds"][0]):
             runs = [seed[name]["in_time"][kind] for seed in data["seeds"]]
             means = [100 * statistics.fmean(values) for values in zip(*runs, strict=True)]
             axes.plot(MULTIPLES, means, label=name, color=color, linewidth=1.6)
@@ -123,6 +126,8 @@ def main(
     load: Annotated[float, typer.Option(help="Part of the measured capacity.")] = 0.8,
     slots: Annotated[int, typer.Option(help="Calls that the engine runs at once.")] = 4,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 262_144,
+    replicas: Annotated[int, typer.Option(help="Replicas, each with so many slots and tokens.")] = 1,
+    policies: Annotated[str, typer.Option(help="Which policies, with commas between them.")] = ",".join(POLICIES),
     at_once: Annotated[bool, typer.Option(help="Whether to measure the throughput, too.")] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results, with a picture next to it.")] = None,
     plot_only: Annotated[Path | None, typer.Option("--plot", help="Draw the results of this file again.")] = None,
@@ -132,12 +137,13 @@ def main(
     if plot_only is not None:
         plot(json.loads(plot_only.read_text()), plot_only.with_suffix(".svg"))
         return
-    base = SimSettings(batch_size=slots, kv_tokens=kv_tokens)
-    data: dict[str, Any] = {"programs": programs, "load": load, "slots": slots, "kv_tokens": kv_tokens}
+    base = SimSettings(batch_size=slots, kv_tokens=kv_tokens, replicas=replicas)
+    data: dict[str, Any] = {"programs": programs, "load": load, "slots": slots, "replicas": replicas}
+    data["kv_tokens"] = kv_tokens
     data["first_seed"] = first_seed
     data["multiples"] = MULTIPLES
     data["seeds"] = [
-        measure(seed, programs, load, base, at_once=at_once)
+        measure(seed, programs, load, base, policies.split(","), at_once=at_once)
         for seed in track(range(first_seed, first_seed + seeds), "seeds", console=console, transient=True)
     ]
     show(data, console)
