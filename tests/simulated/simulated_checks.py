@@ -165,9 +165,15 @@ def after_end(life: Life) -> Iterator[str]:
     for problem in [*check(life.history.events), *life.witness.problems()]:
         yield reduce(lambda text, call: text.replace(*call), names.items(), problem)
     for event in life.history.events if not life.is_served else ():
-        outcomes = [outcome for _, outcome in life.witness.left.get(event.call, ())]
-        if event.kind == "return" and event.value in OUTCOMES and set(outcomes) - {OUTCOMES[event.value]}:
-            yield f"{names[event.call]} ended for its client with {event.value}, and for the engine {outcomes}"
+        if event.kind != "return" or event.value not in OUTCOMES:
+            continue
+        left = life.witness.left.get(event.call, [])
+        if {outcome for _, outcome in left} - {OUTCOMES[event.value]}:
+            yield f"{names[event.call]} ended for its client with {event.value}, and for the engine {left[0][1]}"
+        tokens = sum(each.kind == "token" and each.call == event.call for each in life.history.events)
+        for account in (row.account for row, _ in left if event.value == "finished"):
+            if not account.service_s or account.output_tokens not in (tokens, 2 * tokens):  # of one choice, or of two
+                yield f"{names[event.call]} finished with {tokens} tokens, and its account is {account}"
     yield from _unsettled(life)
     yield from _recorded(life)
 
