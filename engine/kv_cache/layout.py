@@ -20,7 +20,8 @@ class CacheLayout:
     """Where the blocks of some KV caches lie in memory.
 
     A block consists of pieces. Each piece is contiguous, and layers that lie side by side are one piece. A slot holds
-    a block's pieces in the order of their addresses. So only the layout that wrote a slot can read it.
+    a block's pieces in the order of their caches' memory, which is that of the caches, and then of their addresses.
+    So a process that has the same caches at other addresses can read what this one has written into a slot.
 
     Attributes:
         device: the device of all caches.
@@ -70,12 +71,15 @@ def describe(caches: Mapping[str, torch.Tensor], num_blocks: int, *, block_dim: 
         pieces.update(dict.fromkeys(_pieces(name, cache, num_blocks, block_dim), cache))
     joined: list[list[int]] = []
     owners: list[torch.Tensor] = []
-    for (address, stride, size), cache in sorted(pieces.items(), key=lambda item: item[0]):
+    memory = {each: number for number, each in enumerate(dict.fromkeys(map(_memory_of, caches.values())))}
+    for (address, stride, size), cache in sorted(
+        pieces.items(), key=lambda item: (memory[_memory_of(item[1])], item[0])
+    ):
         if (
             joined
             and joined[-1][1] == stride
             and joined[-1][0] + joined[-1][2] == address
-            and _share_memory(owners[-1], cache)
+            and _memory_of(owners[-1]) == _memory_of(cache)
         ):
             joined[-1][2] += size
         else:
@@ -115,5 +119,5 @@ def _pieces(name: str, cache: torch.Tensor, num_blocks: int, block_dim: int) -> 
     return [(cache.data_ptr() + offset, step * kernel_blocks, piece_bytes) for offset in offsets.tolist()]
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
+def _memory_of(cache: torch.Tensor) -> int:
+    return int(cache.untyped_storage().data_ptr())
