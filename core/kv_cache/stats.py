@@ -14,6 +14,7 @@ class KvCounts:
     loaded_tokens: int = 0  # to the device, when their call began
     fetched_tokens: int = 0  # to the device, before their call began
     spilled_tokens: int = 0  # to host memory
+    moved_tokens: int = 0  # of those loaded: from the host memory of other replicas
 
 
 class ToolStats(NamedTuple):

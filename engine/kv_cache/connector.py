@@ -15,15 +15,20 @@ What they could not copy travels back with the step's output.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import torch
 
 from weft.core.errors import SwapArgumentError, SwapError
 from weft.core.kv_cache.config import CopySpeed, SwapChoice, SwapConfig, space_bytes
 from weft.core.log import get_logger
+from weft.engine.kv_cache.pool import stride_of
+from weft.engine.kv_cache.shared import VARIABLE, Shape, SharedIndex, SharedPools
 from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.kv_cache.worker import SwapWorker
@@ -40,6 +45,8 @@ from weft.engine.vllm_compat.names import (
     SupportsHMA,
     VllmConfig,
 )
+
+Shared = TypeVar("Shared", SharedIndex, SharedPools)
 
 
 @dataclass
@@ -61,6 +68,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     speed: CopySpeed | None = None
     copies_beside: bool = False  # with `speed`: whether its copies can run beside steps
+    shares: bool = False  # with `speed`: whether its host memory is in the shared part
     executed: Executed | None = None
     beside: tuple[Executed, ...] = ()  # the plans of which a worker has ended the copies beside steps
     has_memory: bool = True
@@ -73,6 +81,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(
             speeds[0].slowest(speeds[-1]) if speeds else None,
             self.copies_beside and other.copies_beside,
+            self.shares and other.shares,
             plans[0].together(plans[-1]) if plans else None,
             self.beside + other.beside,
             self.has_memory and other.has_memory,
@@ -80,6 +89,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 _MOST_POLLS: Final = 1000
+_WEIGHTS: Final = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _SPACE_GIB: Final = 4.0  # where vLLM's own server names none
 _MOST_GIB: Final = "most_gib"  # what `weft.Engine` adds to the options
 
@@ -115,6 +125,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         space = space_bytes(config.space_gib, most_gib or 0.0, kv_cache_config.num_blocks * block_bytes)
         self._slots = max(1, space // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
+        self._link = Path(os.environ[VARIABLE]) if VARIABLE in os.environ and self._slots else None
+        self._shape = _shape(vllm_config, self._slots, block_bytes)
+        self._rank = vllm_config.parallel_config.rank
         self.store: HostStore | None = None
         self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
         # Whether a request that could start waits instead for its KV. vLLM has found so many of its tokens.
@@ -131,6 +144,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
             self.store = HostStore(self._slots, block_tokens, choice)
             self.store.workers = vllm_config.parallel_config.world_size
+            self.store.shared = self._share(SharedIndex, self._link, self._shape)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -173,6 +187,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if report.speed is not None:
             self.store.choice.observe_copy(report.speed)
             self.store.copies_beside = report.copies_beside
+            if self.store.shared is not None and report.shares:
+                self.store.shared.open()
         if report.executed is not None:
             self.store.executed(report.executed)
         for each in report.beside:
@@ -203,12 +219,23 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- called in a worker
 
+    def _share(self, kind: Callable[..., Shared], link: Path | None, *args: Any) -> Shared | None:
+        """What gives this process the memory that replicas share; None: it has memory of its own."""
+        if link is None:
+            return None
+        try:
+            return kind(link, *args)
+        except (OSError, SwapError) as error:
+            get_logger().warning("KV in host memory is not shared with other replicas", reason=str(error))
+            return None
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if not self._slots:
             return
         try:
-            self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots)
-            self._unsent = WorkerReport(self._worker.measure(), self._worker.copies_beside)
+            shared = self._share(SharedPools, self._link, self._shape, self._rank)
+            self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots, shared)
+            self._unsent = WorkerReport(self._worker.measure(), self._worker.copies_beside, shared is not None)
         except SwapError as error:
             self._unsent = WorkerReport(has_memory=False)
             get_logger().warning(
@@ -290,6 +317,18 @@ def _block_bytes(kv_cache_config: KVCacheConfig) -> int:
     """Bytes of one KV block with all its layers on one worker."""
     (group,) = kv_cache_config.kv_cache_groups
     return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+
+
+def _shape(vllm_config: VllmConfig, slots: int, block_bytes: int) -> Shape:
+    """What two engines must have in common to read each other's blocks."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    weights = []
+    if Path(model.model).is_dir():  # another version may be there when a replica starts again
+        files = [file for file in Path(model.model).iterdir() if file.suffix in _WEIGHTS]
+        weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    said = (model.model, model.revision, str(model.dtype), model.quantization, cache.cache_dtype, cache.block_size)
+    digest = hashlib.sha256(repr((said, block_bytes, weights)).encode()).digest()
+    return Shape(slots, stride_of(block_bytes), vllm_config.parallel_config.world_size, digest)
 
 
 def _obstacle(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:

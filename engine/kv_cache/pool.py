@@ -164,6 +164,11 @@ def _numbers(extents: list[range]) -> NDArray[np.int64]:
 _ALIGN_BYTES = 64  # a cache line, which is also an alignment that every copy kernel handles well
 
 
+def stride_of(slot_bytes: int) -> int:
+    """Bytes from one slot to the next."""
+    return -(-slot_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
 class HostPool:
     """`slots` slots of `slot_bytes` bytes. One slot holds one block with all its layers (Autellix §5).
 
@@ -178,13 +183,14 @@ class HostPool:
         slot_stride: bytes from one slot to the next, `slot_bytes` rounded up to a multiple of 64.
     """
 
-    def __init__(self, slots: int, slot_bytes: int, *, pinned: bool = False) -> None:
+    def __init__(self, slots: int, slot_bytes: int, *, pinned: bool = False, arena: torch.Tensor | None = None) -> None:
         """Reserve the arena.
 
         Args:
             slots: the number of slots.
             slot_bytes: bytes of a block with all its layers, `CacheLayout.slot_bytes`.
             pinned: page-lock the arena. A GPU's copy engine needs that to copy while the GPU computes.
+            arena: memory to use, `(slots, stride_of(slot_bytes))` bytes; None: memory that nobody else has.
 
         Raises:
             SwapArgumentError: `slots` or `slot_bytes` is not positive.
@@ -195,10 +201,10 @@ class HostPool:
         if slot_bytes < 1:
             raise SwapArgumentError(f"slot_bytes is {slot_bytes}. Pass the layout's slot_bytes, which is at least 1.")
         self.slot_bytes = slot_bytes
-        self.slot_stride = -(-slot_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        self.slot_stride = stride_of(slot_bytes)
         self.lock = threading.Lock()
         self._before_close: list[Callable[[], None]] = []
-        arena = _reserve(slots, self.slot_stride)
+        arena = _reserve(slots, self.slot_stride) if arena is None else arena
         if pinned:
             _pin(arena)
         self._arena: torch.Tensor | None = arena

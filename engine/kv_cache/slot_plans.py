@@ -14,6 +14,18 @@ class SwapBatch:
     blocks: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
 
+    def add(self, block: int, slot: int) -> None:
+        """Copy one more."""
+        self.blocks.append(block)
+        self.slots.append(slot)
+
+    def split(self, slots: int) -> tuple[SwapBatch, SwapBatch]:
+        """What concerns the worker's own slots, which are numbered from 0 to `slots` - 1, and what those of others."""
+        own, others = SwapBatch(), SwapBatch()
+        for block, slot in zip(self.blocks, self.slots, strict=True):
+            (own if slot < slots else others).add(block, slot)
+        return own, others
+
 
 @dataclass(slots=True)
 class SwapPlan:
@@ -29,6 +41,7 @@ class SwapPlan:
     fetch: SwapBatch = field(default_factory=SwapBatch)  # in, for calls that wait or are expected
     waits_for: int = 0  # the step begins when the copies beside steps of the plans up to this one have ended
     number: int = 0  # plans are numbered from 1 on
+    generations: dict[int, int] = field(default_factory=dict)  # by slot of another replica: see `shared.Found`
 
     @property
     def batches_in(self) -> list[SwapBatch]:

@@ -20,6 +20,7 @@ from weft.core.kv_cache.stats import KvCounts, SwapStats
 from weft.core.policies.steps import StepCosts
 from weft.core.prediction import KnownTime
 from weft.engine.kv_cache.pool import SlotTable
+from weft.engine.kv_cache.shared import Found, SharedIndex
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 
 
@@ -91,6 +92,7 @@ class HostStore:
         workers: How many report on each plan.
         copies_beside: Whether their copies can run beside steps. Otherwise each plan is done with its own step.
         tier: Whose the blocks are, and which go first.
+        shared: What other replicas have in host memory; None: this one shares nothing.
     """
 
     def __init__(self, slots: int, block_tokens: int, choice: SwapChoice) -> None:
@@ -125,10 +127,14 @@ class HostStore:
         self._brought: dict[str, int] = {}  # by request: tokens that came while it waited for them
         self._swaps_out = self._swaps_in = 0
         self._too_short = self._too_full = 0
+        self.shared: SharedIndex | None = None
+        self._has_looked = False  # in this step
+        self._found: dict[Hashable, Found] = {}  # by key: what a call may load in this step from other replicas
+        self._unpublished: deque[tuple[int, int, Hashable]] = deque()  # the number of the plan, slot and key
 
     def use_policy(self, policy: KvPolicy) -> None:
         """What is kept is for this policy to say from now on. Forgets everything."""
-        self.reset()
+        self._forget()
         self.tier = self._new_tier(policy)
 
     def _new_tier(self, policy: KvPolicy) -> HostTier:
@@ -181,6 +187,8 @@ class HostStore:
         count = min(len(missing), self._free_slots)
         slots = self._table.allocate_each(count) if count else None
         for index, slot in zip(missing, slots or (), strict=False):
+            if self.shared is not None:
+                self.shared.withdraw(slot)
             self.tier.slots[chain[index]] = slot
             self._plan_of[slot] = self._plan.number
             (self._spill if beside else self._out)[slot] = blocks[index], chain[index]
@@ -258,12 +266,19 @@ class HostStore:
             self.events.let_go()
 
     def _read(self, chain: Sequence[Hashable], first: int, last: int) -> list[int]:
-        """The slots of blocks, which are not given up before the plan is handed out."""
-        block = self.tier.tree.get(chain[last - 1])
+        """The slots of blocks. What this replica has of them is not given up before the plan is handed out."""
+        known = (block for key in reversed(chain[first:last]) if (block := self.tier.tree.get(key)) is not None)
+        block = next(known, None)
         if block is not None:
             self.tier.tree.pin(block)
             self._reading.append(block)
-        return [self.tier.slots[chain[index]] for index in range(first, last)]
+        slots = []
+        for key in chain[first:last]:
+            found = self._found.get(key)
+            if found is not None:
+                self._plan.generations[found.slot] = found.generation
+            slots.append(self.tier.slots[key] if found is None else found.slot)
+        return slots
 
     # -- plans
 
@@ -276,6 +291,8 @@ class HostStore:
         """What the workers copy in the step that has just been scheduled; None if nothing, as in most steps."""
         if self.events is not None:
             self.events.step_formed()
+        self._found.clear()
+        self._has_looked = False
         if not self._has_plan:
             if self._reading:
                 self._begin_plan(self._plan.number)
@@ -289,6 +306,9 @@ class HostStore:
         for each in self._beside:
             each.is_awaited = each.is_awaited or each.number <= plan.waits_for
         self._sent.append(_Sent(plan.number, {slot: key for slot, (_, key) in self._out.items()}, self._readers))
+        if self.shared is not None:
+            written = (*self._out.items(), *self._spill.items())
+            self._unpublished += [(plan.number, slot, key) for slot, (_, key) in written]
         if plan.spill.slots or plan.fetch.slots:
             keys = {slot: key for slot, (_, key) in self._spill.items()}
             self._beside.append(_Beside(plan.number, plan, keys, self.workers, Executed(plan.number)))
@@ -350,8 +370,19 @@ class HostStore:
         self._lose_unread(report.unread, report.number)
         if report.unread or report.refused:
             self.void()
+        if self.shared is not None:
+            for slot in report.refused:
+                self.shared.forget(slot)
+        self._publish()
         if self.events is not None:
             self.events.copies_reported()
+
+    def _publish(self) -> None:
+        """Other replicas may read what has been copied for good."""
+        while self._unpublished and self._unpublished[0][0] <= self.copied:
+            number, slot, key = self._unpublished.popleft()
+            if self.shared is not None and self.tier.slots.get(key) == slot and self._plan_of[slot] == number:
+                self.shared.publish(slot, key)
 
     def copied_beside(self, report: Executed) -> None:
         """A worker has made the copies of a plan that run beside steps."""
@@ -370,6 +401,7 @@ class HostStore:
             self._failed += len({*done.failed.lost, *done.failed.unread}) + len(done.failed.refused)
             if done.failed.refused:
                 self._void_fetches()
+        self._publish()
         if self.events is not None:
             self.events.copies_reported()
 
@@ -408,7 +440,14 @@ class HostStore:
             self.tier.lose(key)
 
     def reset(self) -> None:
-        """Forget all copies, and all that is planned: the model's weights have changed."""
+        """Forget all copies, and all that is planned: the model's weights have changed. Those of other replicas may not
+        have, so nothing is shared from now on."""
+        if self.shared is not None:
+            self.shared.leave()
+        self._found.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         for key in list(self._saved):
             self.release(key)
         self._void_fetches()
@@ -479,9 +518,23 @@ class HostStore:
         saved = self._saved.get(key)
         if saved is not None:
             return max(0, min(self._tokens_at(saved, local_tokens), num_tokens - 1) - local_tokens)
-        first = local_tokens // self.block_tokens
-        end_tokens = (first + self.ready(hashes, first)) * self.block_tokens
+        end_tokens = self._loadable(hashes, local_tokens // self.block_tokens) * self.block_tokens
         return max(0, min(end_tokens, num_tokens - 1) - local_tokens)
+
+    def _loadable(self, chain: Sequence[Hashable], first: int) -> int:
+        """Up to which block a chain can be loaded in this step, from index `first` on: from this replica's host memory,
+        or from that of others."""
+        last = first + self.ready(chain, first)
+        while self.shared is not None and last < len(chain):
+            if not self._has_looked:
+                self.shared.look(self.now_s)
+                self._has_looked = True
+            found = self._found.get(chain[last]) or self.shared.find(chain[last])
+            if found is None:
+                break
+            self._found[chain[last]] = found
+            last += 1 + self.ready(chain, last + 1)
+        return last
 
     def resume(
         self, key: str, hashes: Sequence[Hashable], blocks: Sequence[int], start_tokens: int, end_tokens: int
@@ -498,7 +551,9 @@ class HostStore:
             return
         chain = hashes if saved is None else saved.chain
         first, last = start_tokens // self.block_tokens, -(-end_tokens // self.block_tokens)
-        self._plan.loads.append(SwapBatch(list(blocks[first:last]), self._read(chain, first, last)))
+        slots = self._read(chain, first, last)
+        self.counts.moved_tokens += sum(slot >= self.slots for slot in slots) * self.block_tokens
+        self._plan.loads.append(SwapBatch(list(blocks[first:last]), slots))
         self._readers[key] = list(blocks)
 
     def brought(self, key: str, tokens: int) -> None:
@@ -553,7 +608,7 @@ class HostStore:
     def _tokens_at(self, saved: _SavedCall, local_tokens: int) -> int:
         """Up to which token a saved call can be loaded, if the device has `local_tokens`."""
         first = local_tokens // self.block_tokens
-        return min(saved.tokens, (first + self.ready(saved.chain, first)) * self.block_tokens)
+        return min(saved.tokens, self._loadable(saved.chain, first) * self.block_tokens)
 
     def _need(self, saved: _SavedCall, *, needed: bool) -> None:
         saved.context.is_needed = needed

@@ -15,6 +15,7 @@ from weft.core.log import get_logger
 from weft.engine.kv_cache.kernel import Swapper, Transfer
 from weft.engine.kv_cache.layout import describe
 from weft.engine.kv_cache.pool import HostPool
+from weft.engine.kv_cache.shared import SharedPools, layout_digest
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 
 _PROBE_ROUNDS: Final = 5
@@ -30,14 +31,21 @@ class SwapWorker:
         caches: the worker's KV caches by layer, as vLLM registers them.
         num_blocks: KV blocks in the caches.
         slots: KV blocks that the host memory holds, the same number on every worker.
+        shared: The memory that it shares with other replicas; None: it has memory that nobody else reads.
 
     Raises:
         SwapError: these caches cannot be swapped, or the memory cannot be reserved.
     """
 
-    def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, slots: int) -> None:
+    def __init__(
+        self, caches: Mapping[str, torch.Tensor], num_blocks: int, slots: int, shared: SharedPools | None = None
+    ) -> None:
         layout = describe(caches, num_blocks)
-        self.pool = HostPool(slots, layout.slot_bytes, pinned=layout.device.type == "cuda")
+        self._shared = shared
+        if shared is not None:
+            self.pool = shared.own_pool(layout, layout_digest(caches))
+        else:
+            self.pool = HostPool(slots, layout.slot_bytes, pinned=layout.device.type == "cuda")
         self._swapper = self._beside = Swapper(layout, self.pool)
         self.copies_beside = layout.device.type == "cuda"  # a CPU computes steps with the cores that copy
         if self.copies_beside:  # what a step waits for is not queued behind what none waits for
@@ -90,8 +98,25 @@ class SwapWorker:
             The blocks that hold no valid KV, because a copy failed on the way out or in, the slots that could not be
             read, and those that were not read because the kernel refused the call.
         """
-        failed, unread, refused, _ = self._in(self._swapper, plan.batches_in)
+        batches = plan.batches_in
+        if self._shared is None or not plan.generations:
+            failed, unread, refused, _ = self._in(self._swapper, batches)
+            return failed, unread, refused
+        own, others = zip(*(batch.split(self.pool.slots) for batch in batches), strict=True)
+        failed, unread, refused, _ = self._in(self._swapper, own)
+        for batch in others:
+            missing = self._read_shared(self._shared, batch, plan.generations)
+            failed.update(missing.blocks)
+            refused.update(missing.slots)
         return failed, unread, refused
+
+    def _read_shared(self, shared: SharedPools, batch: SwapBatch, generations: Mapping[int, int]) -> SwapBatch:
+        """What could not be read of this."""
+        try:
+            return shared.read(batch, generations)
+        except SwapError as error:
+            self._warn("KV of other replicas could not be read and will be computed again", error)
+            return batch
 
     def _out(
         self, swapper: Swapper, batch: SwapBatch, *, beside_compute: bool = False
@@ -148,12 +173,14 @@ class SwapWorker:
         Args:
             clock: seconds.
         """
-        many = min(self._swapper.layout.num_blocks, self.pool.slots, max(2, _PROBE_BYTES // self.pool.slot_bytes))
+        # What an earlier process of this replica has left in shared memory stays as it is.
+        swapper = self._swapper if self._shared is None else self._shared.swapper
+        many = min(swapper.layout.num_blocks, swapper.pool.slots, max(2, _PROBE_BYTES // self.pool.slot_bytes))
         seconds: dict[tuple[bool, int], float] = {}
         for _ in range(_PROBE_ROUNDS):
             for count in (1, many):
                 ids = range(count)
-                for out, copy in ((True, self._swapper.swap_out), (False, self._swapper.swap_in)):
+                for out, copy in ((True, swapper.swap_out), (False, swapper.swap_in)):
                     start = clock()
                     copy(ids, ids).wait()
                     taken_s = clock() - start
@@ -164,4 +191,6 @@ class SwapWorker:
 
     def close(self) -> None:
         """Return the host memory to the system."""
+        if self._shared is not None:
+            self._shared.close()
         self.pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from weft.core.testing.script import Script
 from weft.engine.processes.logs import new_log, remove_log
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
+    from weft.engine.kv_cache.shared import SharedFolder
     from weft.engine.replicas.local import LocalReplica
     from weft.engine.replicas.scripted import ScriptedReplica
     from weft.engine.vllm.accounting import OnAccount
@@ -53,17 +55,19 @@ class LocalLauncher:
         self._on_account = on_account
         self._numbers = itertools.count()
         self._logs: list[Path] = []
+        self._shared: SharedFolder | None = None  # the host memory of replicas that have some
 
     def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
         """A replica with a new name. It is not started yet."""
         from weft.engine.replicas.local import LocalReplica
 
-        engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
+        number = next(self._numbers)
+        engine_id = EngineId(f"{self._engine_id}/{number}")
         return LocalReplica(
             engine_id,
             model=model,
             arguments=arguments,
-            environment=self._environment(engine_id, arguments),
+            environment=self._environment(engine_id, arguments) | self._share(number, arguments),
             log=self._new_log(engine_id),
             hang_timeout_s=self._hang_timeout_s,
             on_account=self._on_account,
@@ -84,8 +88,20 @@ class LocalLauncher:
                 environment[CORES_VARIABLE] = "|".join(",".join(map(str, cores)) for cores in ranks)
         return environment
 
+    def _share(self, number: int, arguments: AsyncEngineArgs) -> dict[str, str]:
+        """Have the replica's host memory where the other replicas can read it, if it has some."""
+        from weft.engine.kv_cache.shared import VARIABLE, SharedFolder
+
+        if arguments.kv_transfer_config is None or not hasattr(os, "memfd_create"):
+            return {}
+        if self._shared is None:
+            self._shared = SharedFolder()
+        return {VARIABLE: self._shared.add(number)}
+
     def release(self, engine_id: EngineId) -> None:
-        """Free the cores and GPUs of a replica that will not be started again."""
+        """Free the cores, GPUs and host memory of a replica that will not be started again."""
+        if self._shared is not None:
+            self._shared.remove(int(engine_id.rpartition("/")[2]))
         self._cores.release(engine_id)
         self._devices.release(engine_id)
 
@@ -94,7 +110,9 @@ class LocalLauncher:
         return self._logs[-1]
 
     def close(self) -> None:
-        """Remove the logs, unless they are to be kept."""
+        """Give back the shared host memory, and remove the logs, unless they are to be kept."""
+        if self._shared is not None:
+            self._shared.close()
         if not self.keep_logs:
             for log in self._logs:
                 remove_log(log)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from host_programs import end, happened
-from scheduler_harness import SchedulerHarness, expected_output
+from scheduler_harness import SchedulerHarness, expected_output, share_memory
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.policies import POLICIES
 from weft.engine.kv_cache.connector import WorkerReport
+from weft.engine.kv_cache.shared import SharedFolder
 from weft.engine.vllm_compat.names import KVConnectorOutput
 from weft.engine.wire.control import TakeBack, encode_control
 
@@ -38,6 +39,9 @@ class Run:
 
     Attributes:
         done: How often each thing happened.
+        others: Runs on other replicas, to which programs move.
+        disturbances: What disturbs the calls.
+        initial: Of the names of its programs.
     """
 
     def __init__(self, folder: Path, seed: int, **chosen: Any) -> None:
@@ -56,15 +60,31 @@ class Run:
         }
         self.config = drawn | chosen
         options = dict(self.config)
-        names = {"name": options.pop("policy"), "kv_policy": options.pop("kv_policy")}
+        self.names = {"name": options.pop("policy"), "kv_policy": options.pop("kv_policy")}
         fails = options.pop("fails")
-        self.h = h = SchedulerHarness(folder, names, prefix_caching=True, **options)
+        self.others: list[Run] = []
+        self.disturbances = _DISTURBANCES
+        self.initial = "p"
+        self._folder, self._options = folder, options
+        self._copies_per_s = rng.choice((1e12, 1e12, 2e3))
+        chance = random.Random(seed + 1)
+        self._fails = lambda: chance.random() < fails
+        self._start()
+        self.prefixes = [[50 + kind] * rng.choice((0, 16, 40, 80)) for kind in range(3)]
+        self.contexts: dict[str, list[int]] = {}  # of open programs
+        self.isolated: dict[str, dict[str, str]] = {}
+        self.calls: dict[str, tuple[str, list[int], int]] = {}  # under way: program, prompt and number of tokens
+        self.done: Counter[str] = Counter()
+        self._disturb = rng.choice((0.02, 0.1, 0.3))
+        self._quiet = 0  # steps in which no call comes, so that the engine becomes idle
+
+    def _start(self) -> None:
+        self.h = h = SchedulerHarness(self._folder, self.names, prefix_caching=True, **self._options)
         h.scheduler._has_own_client = True
         assert h.scheduler._swap is not None
         self.swap = h.scheduler._swap
-        self.swap.choice.observe_copy(CopySpeed(0.0, *([rng.choice((1e12, 1e12, 2e3))] * 2)))
-        chance = random.Random(seed + 1)
-        h.worker.fails = lambda: chance.random() < fails
+        self.swap.choice.observe_copy(CopySpeed(0.0, self._copies_per_s, self._copies_per_s))
+        h.worker.fails = self._fails
         loads_beside = h.scheduler.connector.loads_beside
 
         def counted(*args: Any) -> bool:
@@ -73,29 +93,47 @@ class Run:
             return waits
 
         h.scheduler.connector.loads_beside = counted
-        self.prefixes = [[50 + kind] * rng.choice((0, 16, 40, 80)) for kind in range(3)]
-        self.contexts: dict[str, list[int]] = {}  # of open programs
-        self.isolated: dict[str, dict[str, str]] = {}
-        self.calls: dict[str, tuple[str, list[int], int]] = {}  # under way: program, prompt and number of tokens
-        self.done: Counter[str] = Counter()
-        self._disturb = rng.choice((0.02, 0.1, 0.3))
+
+    def restart(self) -> None:
+        """The processes die, and others start in their place. The shared memory stays."""
+        host = self.h.worker.host
+        self._start()
+        self.h.worker.host = host
+        for program, _, _ in self.calls.values():
+            if not self.contexts[program]:
+                self._end(program)
+        self.calls.clear()
+        self.done["restarts"] += 1
 
     def play(self) -> Counter[str]:
         """Play until all calls have ended, and check that nothing is left over."""
+        while not self.is_over:
+            self.step()
+        self.finish()
+        return self.done
+
+    @property
+    def is_over(self) -> bool:
+        return self.done["calls"] >= _CALLS and not self.calls
+
+    def step(self) -> None:
+        """Let something happen, and run a step."""
         rng, h = self.rng, self.h
-        quiet = 0  # steps in which no call comes, so that the engine becomes idle
-        while self.done["calls"] < _CALLS or self.calls:
-            self._take_finished()
-            quiet = quiet - 1 if quiet else rng.randrange(20, 60) * (rng.random() < 0.01)
-            if not quiet and self.done["calls"] < _CALLS and len(self.calls) < 6 and rng.random() < 0.6:
-                self._call()
-            if rng.random() < self._disturb:
-                what = rng.choice(_DISTURBANCES)
-                what(self)
-                h.scheduler.check_integrity()
-            h.step_s, h.asks_meanwhile = rng.choice((0.02, 0.02, 0.3, 1.0)), rng.random() < 0.9
-            h.step()
-            self.done["steps"] += 1
+        self._take_finished()
+        self._quiet = self._quiet - 1 if self._quiet else rng.randrange(20, 60) * (rng.random() < 0.01)
+        if not self._quiet and self.done["calls"] < _CALLS and len(self.calls) < 6 and rng.random() < 0.6:
+            self._call()
+        if rng.random() < self._disturb:
+            what = rng.choice(self.disturbances)
+            what(self)
+            h.scheduler.check_integrity()
+        h.step_s, h.asks_meanwhile = rng.choice((0.02, 0.02, 0.3, 1.0)), rng.random() < 0.9
+        h.step()
+        self.done["steps"] += 1
+
+    def finish(self) -> None:
+        """End all programs, and check that nothing is left over."""
+        h = self.h
         self._take_finished()
         for program in list(self.contexts):
             self._end(program)
@@ -110,10 +148,10 @@ class Run:
         self.done.update(
             swapped=stats.swaps_in,
             loaded=counts.loaded_tokens // block_tokens,
+            moved=counts.moved_tokens // block_tokens,
             fetched=counts.fetched_tokens // block_tokens,
             failed=h.worker.failures,
         )
-        return self.done
 
     def _take_finished(self) -> None:
         rng, h = self.rng, self.h
@@ -126,16 +164,21 @@ class Run:
             elif rng.random() < 0.7:
                 happened(h, "tool_started", program, rng.choice(("search", "python")))
 
+    @property
+    def _idle(self) -> list[str]:
+        """The programs between two calls."""
+        busy = {program for run in (self, *self.others) for program, _, _ in run.calls.values()}
+        return sorted(self.contexts.keys() - busy)
+
     def _call(self) -> None:
-        rng, h = self.rng, self.h
-        idle = sorted(self.contexts.keys() - {program for program, _, _ in self.calls.values()})
+        rng, h, idle = self.rng, self.h, self._idle
         if idle and rng.random() < 0.7:
             program = rng.choice(idle)
             if rng.random() < 0.2:
                 happened(h, "tool_ended", program, "search", took_s=1.0)
             prompt = self.contexts[program] + [rng.randrange(60, 900) for _ in range(rng.randrange(1, 20))]
         else:
-            program = f"p{self.done['calls']}"
+            program = f"{self.initial}{self.done['calls']}"
             prompt = rng.choice(self.prefixes) + [rng.randrange(60, 900) for _ in range(rng.randrange(3, 80))]
             self.contexts[program] = []
             self.isolated[program] = rng.choice(({}, {}, {}, {"cache_salt": "x"}, {"adapter": "y"}))
@@ -147,7 +190,8 @@ class Run:
 
     def _end(self, program: str) -> None:
         del self.contexts[program]
-        end(self.h, program)
+        for run in (self, *self.others):
+            end(run.h, program)
 
     def _lose(self, name: str) -> None:
         """A call will not end. Its program goes on, or ends too."""
@@ -203,13 +247,11 @@ class Run:
             self.done["policies replaced"] += 1
 
     def end_program(self) -> None:
-        idle = sorted(self.contexts.keys() - {program for program, _, _ in self.calls.values()})
-        if idle:
+        if idle := self._idle:
             self._end(self.rng.choice(idle))
 
     def announce(self) -> None:
-        idle = sorted(self.contexts.keys() - {program for program, _, _ in self.calls.values()})
-        if idle:
+        if idle := self._idle:
             happened(self.h, "prefetch", self.rng.choice(idle))
 
     def lose_memory(self) -> None:
@@ -231,3 +273,33 @@ _DISTURBANCES = (
     Run.announce,
     Run.lose_memory,
 )
+
+
+_RESETS = {Run.reset, Run.reset_connector, Run.lose_memory}  # after which a replica shares no more
+
+
+def play_together(folder: Path, seed: int) -> Counter[str]:
+    """Two replicas that share host memory. Programs move between them, and replicas die and start again."""
+    rng, memory = random.Random(seed), SharedFolder()
+    try:
+        links = [memory.add(number) for number in range(2)]
+        chosen = {"swap_blocks": rng.choice((20, 40, 100)), "fails": rng.choice((0.0, 0.0, 0.0, 0.1))}
+        one, two = runs = [Run(folder, 2 * seed + number, shared=link, **chosen) for number, link in enumerate(links)]
+        one.others, two.others, two.initial = [two], [one], "q"
+        two.contexts, two.isolated, two.prefixes = one.contexts, one.isolated, one.prefixes
+        if rng.random() < 0.8:
+            for run in runs:
+                run.disturbances = tuple(each for each in _DISTURBANCES if each not in _RESETS)
+        share_memory({link: run.h for link, run in zip(links, runs, strict=True)})
+        restarts = rng.choice((0.0, 0.0, 0.003))
+        while left := [run for run in runs if not run.is_over]:
+            run = rng.choice(left)
+            run.step()
+            if rng.random() < restarts:
+                run.restart()
+                share_memory({link: run.h for link, run in zip(links, runs, strict=True)})
+        for run in runs:
+            run.finish()
+        return one.done + two.done
+    finally:
+        memory.close()

@@ -7,13 +7,15 @@ the output.
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from weft import _csrc
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import WorkerReport, transfer_config
+from weft.engine.kv_cache.shared import VARIABLE, Part
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
@@ -94,6 +97,9 @@ class FakeWorker:
         self.copies_beside: random.Random | None = None  # says how long copies beside steps take; None: no time
         self._beside: deque[_Beside] = deque()
         self.isolation: dict[str, int] = {}  # by request: calls with different numbers may share no KV
+        self.slots = max(1, swap_blocks)
+        self.replicas: dict[int, FakeWorker] = {}  # whose host memory this one can read, by number
+        self.parts: dict[int, Part] = {}
 
     def swap(self, plan: SwapPlan) -> KVConnectorOutput | None:
         """Copy blocks to and from host memory as a plan says, except those that `fails` names.
@@ -107,7 +113,8 @@ class FakeWorker:
         if not plan.number:
             return KVConnectorOutput(kv_connector_worker_meta=WorkerReport(beside=done)) if done else None
         plan.check_integrity()
-        for batch in (plan.out, *plan.batches_in, plan.spill, plan.fetch):
+        own = [batch.split(self.slots)[0] for batch in plan.batches_in]
+        for batch in (plan.out, *own, plan.spill, plan.fetch):
             self._kernel.check(np.array(batch.blocks, np.int64), np.array(batch.slots, np.int64))
         lost = self._out(plan.out)
         if plan.spill.slots or plan.fetch.slots:
@@ -115,13 +122,25 @@ class FakeWorker:
         if self.copies_beside is None:
             self._copy_beside(plan.number)
             done += self._take_done(all_of_them=True)
-        unread, invalid = set[int](), set[int]()
+        unread, invalid, refused = set[int](), set[int](), set[int]()
         for load in plan.loads:
-            slots, blocks = self._in(load)
+            mine, others = load.split(self.slots)
+            slots, blocks = self._in(mine)
             unread |= slots
             invalid |= blocks
-        report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)), beside=done)
+            for block, slot in zip(others.blocks, others.slots, strict=True):
+                if not self._read_shared(block, slot, plan.generations[slot]):
+                    invalid.add(block)
+                    refused.add(slot)
+        report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread), tuple(refused)), beside=done)
         return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
+
+    def _read_shared(self, block: int, slot: int, generation: int) -> bool:
+        number, slot = slot // self.slots - 1, slot % self.slots
+        self._kv[block] = list(self.replicas[number].host[slot])
+        is_valid = not self.fails() and int(self.parts[number].generations[slot]) == generation
+        self.failures += not is_valid
+        return is_valid
 
     def _out(self, batch: SwapBatch) -> set[int]:
         lost = set()
@@ -216,7 +235,24 @@ def _has_failed(copied: KVConnectorOutput | None) -> bool:
     """Whether a copy of a step failed."""
     report = copied.kv_connector_worker_meta if copied is not None else None
     executed = [report.executed, *report.beside] if isinstance(report, WorkerReport) else []
-    return any(each is not None and (each.lost or each.unread) for each in executed)
+    return any(each is not None and (each.lost or each.unread or each.refused) for each in executed)
+
+
+def share_memory(replicas: Mapping[str, SchedulerHarness]) -> None:
+    """Let each of these replicas read the host memory of all.
+
+    Args:
+        replicas: By what `SharedFolder.add` gave.
+    """
+    by_number = {int(Path(link).name): (Path(link), each) for link, each in replicas.items()}
+    for each in replicas.values():
+        store = each.scheduler._swap
+        assert store is not None
+        assert store.shared is not None
+        store.shared.open()
+        shape = each.scheduler.connector._shape
+        each.worker.replicas = {number: other.worker for number, (_, other) in by_number.items()}
+        each.worker.parts = {number: Part(link, shape) for number, (link, _) in by_number.items()}
 
 
 def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
@@ -239,6 +275,7 @@ class SchedulerHarness:
         swap_blocks: the number of blocks in host memory for preempted calls; 0 to compute these calls again.
         beside: a seed for how long copies beside steps take; None: they are made within their step.
         start_s: what the clock shows at the start, in seconds.
+        shared: what `SharedFolder.add` gave for this replica. `share_memory` then lets its worker read the others'.
         engine: further arguments of vLLM.
     """
 
@@ -256,15 +293,15 @@ class SchedulerHarness:
         min_tokens: int | str = 0,
         beside: int | None = None,
         start_s: float = 0.0,
+        shared: str | None = None,
         **engine: Any,
     ) -> None:
         init_none_hash(sha256)
         self.folder = folder
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
         self.clock = FakeClock(start_s)
-        self.scheduler = cast(
-            "WeftScheduler",
-            make_scheduler(
+        with mock.patch.dict(os.environ, {} if shared is None else {VARIABLE: shared}):
+            scheduler = make_scheduler(
                 WeftScheduler,
                 folder,
                 blocks=blocks,
@@ -277,8 +314,8 @@ class SchedulerHarness:
                 additional_config={"weft": {"trust_clients": True, **_settings(weft)}},
                 **swapping(swap_blocks * _BLOCK_BYTES, min_tokens),
                 **engine,
-            ),
-        )
+            )
+        self.scheduler = cast("WeftScheduler", scheduler)
         self.scheduler.set_clock(self.clock)
         self.worker = FakeWorker(blocks, swap_blocks)
         self.swaps = swap_blocks > 0

@@ -501,12 +501,14 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
         written=("logging_config",),
     ),
-    "vllm.config.CacheConfig": Uses(written=("block_size", "num_gpu_blocks")),
+    "vllm.config.CacheConfig": Uses(read=("cache_dtype",), written=("block_size", "num_gpu_blocks")),
     "vllm.config.ModelConfig": Uses(
         called={"get_vocab_size": "(self) -> int"},
-        read=("dtype", "max_model_len"),
+        read=("dtype", "max_model_len", "model", "quantization", "revision"),
     ),
-    "vllm.config.ParallelConfig": Uses(read=("decode_context_parallel_size", "prefill_context_parallel_size")),
+    "vllm.config.ParallelConfig": Uses(
+        read=("decode_context_parallel_size", "prefill_context_parallel_size", "rank", "world_size")
+    ),
     "vllm.config.SchedulerConfig": Uses(
         called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"},
         written=("async_scheduling",),
