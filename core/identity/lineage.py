@@ -148,7 +148,7 @@ class Lineage:
         is_open: Whether a program has not ended. Texts that the models of ended programs wrote are no evidence.
     """
 
-    def __init__(self, most_states: int = MOST_STATES, is_open: Callable[[ProgramId], bool] = bool) -> None:
+    def __init__(self, most_states: int = MOST_STATES, is_open: Callable[[ProgramId], bool] = lambda _: True) -> None:
         self._is_open = is_open
         self._readings = Readings()
         self._states: Recent[State] = Recent(most_states, State.size)

@@ -17,6 +17,7 @@ import hashlib
 import math
 import mmap
 import os
+import threading
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -64,22 +65,28 @@ class SharedFolder:
     def remove(self, number: int) -> None:
         """Give back the part of a replica that will not be started again. Does nothing if there is none."""
         file = self._files.pop(number, None)
-        if file is None:
-            return
-        (self._folder.path / str(number)).unlink(missing_ok=True)
-        size = os.fstat(file).st_size
-        if size:
-            # The others still map it. They see from the generations, which go first, that nothing is there.
-            with mmap.mmap(file, size) as memory:
-                for start in range(0, size, _PAGE_BYTES):
-                    memory.madvise(mmap.MADV_REMOVE, start, min(_PAGE_BYTES, size - start))
-        os.close(file)
+        if file is not None:
+            (self._folder.path / str(number)).unlink(missing_ok=True)
+            threading.Thread(target=_give_back, args=(file,), name="weft-shared-kv", daemon=True).start()
 
     def close(self) -> None:
         """Let go of all parts."""
-        for number in list(self._files):
-            self.remove(number)
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
         self._folder.remove()
+
+
+def _give_back(file: int) -> None:
+    """Give back memory that the others still map, which takes seconds for much of it. They see from the generations,
+    which go first, that nothing is there."""
+    try:
+        if size := os.fstat(file).st_size:
+            with mmap.mmap(file, size) as memory:
+                for start in range(0, size, _PAGE_BYTES):
+                    memory.madvise(mmap.MADV_REMOVE, start, min(_PAGE_BYTES, size - start))
+    finally:
+        os.close(file)
 
 
 class Shape(NamedTuple):

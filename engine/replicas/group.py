@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from weft.core.ids import CallId, EngineId
 from weft.core.policies.fair_shares.fair import EPOCH_S
@@ -65,7 +64,7 @@ class ReplicaGroup:
     Args:
         model: The model's name.
         states: For its replicas.
-        make, clock, others: As for `Supervisor`.
+        make, forget, start_timeout_s, clock: As for `Supervisor`.
 
     Attributes:
         endpoint, llm: What serves the model's calls, and the router to its replicas; there once it has started.
@@ -75,13 +74,28 @@ class ReplicaGroup:
     llm: RoutedLLM
 
     def __init__(
-        self, model: str, states: ReplicaSet, *, make: Callable[[], Replica], clock: Callable[[], float], **others: Any
+        self,
+        model: str,
+        states: ReplicaSet,
+        *,
+        make: Callable[[], Replica],
+        forget: Callable[[EngineId, bool], None],
+        start_timeout_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self.states = states
         self._model = model
         self._clock = clock
         self._queue = DispatchQueue(model, states)
-        self.supervisor = Supervisor(model, replicas=states, queue=self._queue, make=make, clock=clock, **others)
+        self.supervisor = Supervisor(
+            model,
+            replicas=states,
+            queue=self._queue,
+            make=make,
+            forget=forget,
+            start_timeout_s=start_timeout_s,
+            clock=clock,
+        )
         self._parts: list[Supervisor | RoutedLLM | Watcher] = [self.supervisor]  # in the order of their ends
 
     async def start(
