@@ -175,11 +175,11 @@ test-core: setup
 test-slow: model
 	@$(BIN)/python -m pytest -m slow $(T)
 
-test-simulate: setup
+simulate: setup
 	@PYTHONPATH=tests/support:tests/simulated $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \
 	  $(if $(TRACE),--trace)
 
-soak: setup
+test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
 
 # What CI's hour has no room for. Each step prints its seconds.
