@@ -449,6 +449,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         read=(
             "disable_log_stats",
             "enable_log_requests",
+            "kv_transfer_config",
             "pipeline_parallel_size",
             "tensor_parallel_size",
         ),

@@ -246,8 +246,8 @@ def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
     launcher = LocalLauncher(EngineId("e"), [(0, 1), (2, 3)], ["0", "1,2"], lambda *_: None, hang_timeout_s=None)
-    one_rank: Any = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
-    two_ranks: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)
+    one_rank: Any = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, kv_transfer_config=None)
+    two_ranks: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, kv_transfer_config=None)
     made = [launcher.make("m", arguments) for arguments in (one_rank, two_ranks, one_rank)]
     assert [replica.engine_id for replica in made] == ["e/0", "e/1", "e/2"]
     assert [replica.environment for replica in made] == [
@@ -261,3 +261,21 @@ def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyP
     log.write_text("said")
     launcher.close()
     assert not log.exists()
+
+
+def test_replicas_with_host_memory_get_parts_that_the_others_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part goes with its replica, and all go with the launcher."""
+    from weft.engine.kv_cache.shared import VARIABLE
+    from weft.engine.vllm_compat import names as vllm_api
+
+    monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    launcher = LocalLauncher(EngineId("e"), [], [], lambda *_: None, hang_timeout_s=None)
+    with_memory: Any = SimpleNamespace(kv_transfer_config=object())
+    links = [Path(launcher.make("m", with_memory).environment[VARIABLE]) for _ in range(2)]
+    assert [link.name for link in links] == ["0", "1"]
+    assert links[0].parent == links[1].parent
+    assert all(link.exists() for link in links)
+    launcher.release(EngineId("e/0"))
+    assert [link.exists() for link in links] == [False, True]
+    launcher.close()
+    assert not links[0].parent.exists()
