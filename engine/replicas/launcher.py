@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from weft.core.ids import EngineId
+from weft.core.log import get_logger
 from weft.core.routing.placement import Assignments, share_cores
 from weft.core.testing.script import Script
 from weft.engine.processes.logs import new_log, remove_log
@@ -94,9 +95,12 @@ class LocalLauncher:
 
         if arguments.kv_transfer_config is None or not hasattr(os, "memfd_create"):
             return {}
-        if self._shared is None:
-            self._shared = SharedFolder()
-        return {VARIABLE: self._shared.add(number)}
+        try:
+            self._shared = self._shared or SharedFolder()
+            return {VARIABLE: self._shared.add(number)}
+        except OSError as error:  # a sandbox may not allow it
+            get_logger().warning("the replicas do not share their host memory", reason=str(error))
+            return {}
 
     def release(self, engine_id: EngineId) -> None:
         """Free the cores, GPUs and host memory of a replica that will not be started again."""

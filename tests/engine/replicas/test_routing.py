@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from polling import until
@@ -264,7 +266,7 @@ def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyP
 
 
 def test_replicas_with_host_memory_get_parts_that_the_others_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part goes with its replica, and all go with the launcher."""
+    """A part goes with its replica, and all go with the launcher. Where memory cannot be shared, each has its own."""
     from weft.engine.kv_cache.shared import VARIABLE
     from weft.engine.vllm_compat import names as vllm_api
 
@@ -277,5 +279,7 @@ def test_replicas_with_host_memory_get_parts_that_the_others_can_read(monkeypatc
     assert all(link.exists() for link in links)
     launcher.release(EngineId("e/0"))
     assert [link.exists() for link in links] == [False, True]
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=OSError("not allowed")))
+    assert launcher.make("m", with_memory).environment == {}
     launcher.close()
     assert not links[0].parent.exists()
