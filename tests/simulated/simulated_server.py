@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from simulated_life import Life
 
 _DISCONNECT: Final = {"type": "http.disconnect"}
+_RESET: Final = {"type": "reset"}  # the server has ended
 
 
 class Server:
@@ -98,14 +99,19 @@ class Connection:
         self._loop = life.engine._loop._loop  # the server's
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()  # at the server
         self._answered: asyncio.Queue[Any] = asyncio.Queue()  # at the client
-        self._to_server = Channel(life.world, lambda message: self._on(self._loop, self._take, message))
-        self._to_client = Channel(life.world, lambda message: self._on(life.users, self._answered.put_nowait, message))
+        self._to_server = Channel(life.world, self._at_server)
+        self._to_client = Channel(life.world, self._at_client)
         self._is_gone = self._is_complete = False
 
-    @staticmethod
-    def _on(loop: Any, function: Any, message: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(function, message)
+    def _at_server(self, message: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, message)
+        elif message is not _DISCONNECT:
+            self._to_client.send(_RESET)
+
+    def _at_client(self, message: Any) -> None:
+        if not self._life.users.is_closed():
+            self._life.users.call_soon_threadsafe(self._answered.put_nowait, message)
 
     def _take(self, message: Any) -> None:
         if message["type"] == "http":  # the request's head
@@ -117,6 +123,9 @@ class Connection:
     async def _run(self, scope: Any) -> None:
         try:
             await self._app(scope, self._receive, self._send)
+        except asyncio.CancelledError:  # the server ends
+            self._to_client.send(_RESET)
+            raise
         except Exception as error:
             self._life.world.complain("the application failed", error)
         if not (self._is_gone or self._is_complete):
@@ -159,9 +168,14 @@ class Connection:
                 self._to_server.send(message)
                 if end < len(body):
                     await asyncio.sleep(rng.randrange(50) * TICK_S)
-            start = await self._answered.get()
+            start = None
             while True:
                 message = await self._answered.get()
+                if message is _RESET:
+                    raise ConnectionResetError
+                if start is None:
+                    start = message
+                    continue
                 yield start["status"], message.get("body", b"")
                 if not message.get("more_body", False):
                     return
@@ -217,6 +231,8 @@ class HttpClient:
                 outcome, is_whole = await self._read(pieces, answer, body)
         except asyncio.CancelledError:
             pass
+        except ConnectionResetError:
+            outcome = "EngineClosedError"
         except BaseException as error:
             self.life.world.complain(f"{name} ended in an unexpected way", error)
         if is_whole and ("stop" in body or len(answer.choices[0]) < body["max_tokens"]):

@@ -146,7 +146,7 @@ def test_nothing_is_lost_in_many_lives() -> None:
     """The same, and every kind of fault meets something."""
     from simulated_faults import KINDS
 
-    happened = live(range(20, 220))
+    happened = live(range(20, 520))
     assert {kind for kind in KINDS if not happened[kind]} == set()
 
 
