@@ -137,8 +137,8 @@ class FakeWorker:
 
     def _read_shared(self, block: int, slot: int, generation: int) -> bool:
         number, slot = slot // self.slots - 1, slot % self.slots
-        self._kv[block] = list(self.replicas[number].host[slot])
         is_valid = not self.fails() and int(self.parts[number].generations[slot]) == generation
+        self._kv[block] = list(self.replicas[number].host[slot]) if is_valid else [-1] * BLOCK_TOKENS
         self.failures += not is_valid
         return is_valid
 
