@@ -126,7 +126,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._slots = max(1, space // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
         self._link = Path(os.environ[VARIABLE]) if VARIABLE in os.environ and self._slots else None
-        self._shape = _shape(vllm_config, self._slots, block_bytes)
+        self._shape = _shape(vllm_config, self._slots, block_bytes) if self._link is not None else None
         self._rank = vllm_config.parallel_config.rank
         self.store: HostStore | None = None
         self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
@@ -144,7 +144,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
             self.store = HostStore(self._slots, block_tokens, choice)
             self.store.workers = vllm_config.parallel_config.world_size
-            self.store.shared = self._share(SharedIndex, self._link, self._shape)
+            self.store.shared = self._share(SharedIndex)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -219,12 +219,12 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- called in a worker
 
-    def _share(self, kind: Callable[..., Shared], link: Path | None, *args: Any) -> Shared | None:
+    def _share(self, kind: Callable[..., Shared], *others: Any) -> Shared | None:
         """What gives this process the memory that replicas share; None: it has memory of its own."""
-        if link is None:
+        if self._link is None:
             return None
         try:
-            return kind(link, *args)
+            return kind(self._link, self._shape, *others)
         except (OSError, SwapError) as error:
             get_logger().warning("KV in host memory is not shared with other replicas", reason=str(error))
             return None
@@ -233,7 +233,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._slots:
             return
         try:
-            shared = self._share(SharedPools, self._link, self._shape, self._rank)
+            shared = self._share(SharedPools, self._rank)
             self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots, shared)
             self._unsent = WorkerReport(self._worker.measure(), self._worker.copies_beside, shared is not None)
         except SwapError as error:
