@@ -133,15 +133,22 @@ class RoutedLLM(Router):
 
     Args:
         config: vLLM's, of a replica.
-        router: The arguments of `Router`.
+        queue, replica, on_assigned, on_death: As for `Router`.
     """
 
     # Only replicas die. They are started again, and calls wait for them or go elsewhere.
     errored = False
     dead_error = EngineDeadError()
 
-    def __init__(self, config: VllmConfig, *router: Any) -> None:
-        super().__init__(*router)
+    def __init__(
+        self,
+        config: VllmConfig,
+        queue: DispatchQueue,
+        replica: Callable[[EngineId], Replica | None],
+        on_assigned: Callable[[CallId, EngineId], None],
+        on_death: Callable[[EngineId], None],
+    ) -> None:
+        super().__init__(queue, replica, on_assigned, on_death)
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
