@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.policies import PolicyConfig
+from weft.core.policies import PolicyConfig, registration
 from weft.core.process_rows import ProgramRow, ProgramState
 from weft.core.program.observer import ProgramObserver
 from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
@@ -189,12 +189,11 @@ class AsyncMultiLLMEngine(FrontEnd):
             clock=self._options.clock,
         )
         started.append(group)
-        on_assigned, is_fair = weakly(self._in_flight.assign), self.policy.name == "fair"
-        self._wait(
-            self._loop.submit(
-                group.start(wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned, has_shares=is_fair)
-            )
+        has_shares, on_assigned = registration(self.policy.name).kind.has_shares, weakly(self._in_flight.assign)
+        start = group.start(
+            wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned, has_shares=has_shares
         )
+        self._wait(self._loop.submit(start))
         return group
 
     def _wait(self, future: Future[T]) -> T:

@@ -46,6 +46,8 @@ class Policy(Registered, ABC):
     preempts: bool = True
     # Whether the policy learns from programs that end. It can then begin with a history (`ModelHistory`).
     learns: bool = False
+    # Whether the policy divides engines among tenants, so that several engines `exchange` what tenants had.
+    has_shares: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
     evicts_ended_first: bool = False
     # The number of its queues; inf: its ranks have any level.

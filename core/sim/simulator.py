@@ -338,7 +338,7 @@ class _Simulation:
 
     def _schedule(self, replica: SimReplica, now_s: float) -> None:
         self._to_schedule.discard(replica.number)
-        if now_s >= self._next_exchange_s[replica.number]:
+        if replica.policy.has_shares and now_s >= self._next_exchange_s[replica.number]:
             self._next_exchange_s[replica.number] = now_s + EPOCH_S
             engine_id = self._engine_ids[replica.number]
             self._shares.add(engine_id, replica.policy.exchange(self._shares.take(engine_id)))

@@ -88,6 +88,8 @@ class Fair(PolicyAround):
         remaining: Predicts the work that programs have left.
     """
 
+    has_shares = True
+
     def __init__(
         self,
         inner: Policy,
