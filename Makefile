@@ -38,9 +38,9 @@ GPU_PYTHON ?= 3.12
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
-	@echo "make test       set up, then run the tests in two processes, real vLLM included (15 minutes on two cores)"
+	@echo "make test       set up, then run the tests in two processes, real vLLM included (12 minutes on two cores)"
 	@echo "                VLLM=0.31 or VLLM=0.33: what tests another vLLM, in an environment of its own"
-	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
+	@echo "make test-slow  those that take most of a minute each: the demo, a Ray cluster, engines and servers of their own (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (minutes)"
 	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
 	@echo "make test-frameworks  the integrations on the oldest and the newest frameworks that are allowed (needs uv)"
@@ -148,7 +148,7 @@ $(OTHER)/.installed: requirements/vllm-$(VLLM).txt $(VENV)/.built
 	@touch $@
 
 test: model $(OTHER)/.installed
-	@$(OTHER)/bin/python -m pytest $(or $(T),$(OTHER_TESTS) $(OTHER_$(VLLM)))
+	@$(OTHER)/bin/python -m pytest -m "not soak and not package and not clients" $(or $(T),$(OTHER_TESTS) $(OTHER_$(VLLM)))
 endif
 
 # What the newest vLLM and frameworks have changed. Nothing here is pinned, and nothing of it is in CI's run.

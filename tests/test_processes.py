@@ -179,6 +179,7 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     assert alive == []
 
 
+@pytest.mark.slow
 @pytest.mark.background("-m", "weft", "demo")
 def test_the_demo_answers_and_compares_two_policies(
     command_result: CommandResult, capfd: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ TEN_LINES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(),
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.background.with_args(script("".join(TEN_LINES)))  # a mark that is called with a function decorates it
 def test_the_readmes_ten_lines_run(command_result: CommandResult) -> None:
     """Copied into a file, on the embedded model: two answers, and the process table with the two programs."""

@@ -15,7 +15,7 @@ from bench_commands import bench_commands, printed
 
 LOADS = ("3", "closed")
 
-pytestmark = [pytest.mark.engine, bench_commands]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, bench_commands]
 
 
 @pytest.fixture

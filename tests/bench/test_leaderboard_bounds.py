@@ -23,6 +23,7 @@ from weft.core.trace.workloads import generate, poisson
 
 Scores = Mapping[Rival, Score]
 SEED: Final = 5
+pytestmark = pytest.mark.slow  # 378 simulations
 WITHOUT_HOST: Final = DEFAULT.without_host()
 
 

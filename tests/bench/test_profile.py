@@ -40,6 +40,7 @@ def test_a_step_takes_the_median_of_its_repeats() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @bench_commands
 def test_a_profile_of_the_tiny_model(command_result: CommandResult) -> None:
     """The file has the engine's sizes and step times, and `weft advise` says that they were measured."""

@@ -268,6 +268,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.background("-c", SELF_TEST)
 def test_the_self_test_finds_a_fault_and_nothing_else(command_result: CommandResult) -> None:
     """Preempted calls have stock vLLM's tokens; if the scheduler loses a token at each preemption, they have not."""

@@ -22,7 +22,7 @@ HOST = Path(__file__).parents[1] / "support" / "lifecycle_host.py"
 
 def host(test: Any) -> Any:
     """Marks a test that reads the host's report."""
-    return pytest.mark.background(HOST, TINY)(test)
+    return pytest.mark.slow(pytest.mark.background(HOST, TINY)(test))
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
     assert found["yielded"] > 0, "prompts are meant to give up tokens to calls of better rank"
 
 
+@pytest.mark.slow
 @SHORT
 @pytest.mark.parametrize("kind", ENGINES)
 def test_preempted_calls_yield_what_they_yield_undisturbed(found: Found, kind: str) -> None:
@@ -78,6 +79,7 @@ def test_preempted_calls_yield_what_they_yield_undisturbed(found: Found, kind: s
     check(found[kind], kind, 100)
 
 
+@pytest.mark.slow
 @SHORT
 def test_a_wrong_resume_is_noticed(found: Found) -> None:
     """A scheduler that loses a token, or that takes freed KV blocks for computed ones, causes mismatches."""
@@ -85,6 +87,7 @@ def test_a_wrong_resume_is_noticed(found: Found) -> None:
     assert all(found["noticed"].values())
 
 
+@pytest.mark.slow
 @SHORT
 def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
     """Where a third of the copies to and from host memory fail, no call fails, and only seeded calls yield other
