@@ -20,6 +20,7 @@ Item = tuple[str, ...]
 Digest = bytes
 
 LONG_CHARACTERS: Final = 512 << 10  # of a text, of which more is not kept: twice what is searched of a request
+SILENCE: Final[Item] = ("message", "assistant", "")  # an answer with nothing in it that counts
 MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -46,7 +47,7 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
     output = body.get("output")
     if isinstance(output, Sequence):
         return [[item for each in output if isinstance(each, Mapping) for item in items_of_message(each)]]
-    return [_message("assistant", body.get("content"))]
+    return [items_of_message({"role": "assistant", "content": body["content"]})] if "content" in body else []
 
 
 def chain(start: Digest, items: Iterable[Item]) -> list[Digest]:
@@ -89,7 +90,7 @@ def items_of_message(message: Mapping[str, Any]) -> list[Item]:
         if isinstance(function, Mapping):
             arguments = function.get("arguments", function.get("input"))
             items.append(_call(call.get("id"), function.get("name"), arguments))
-    return items
+    return items or [SILENCE] * (role == "assistant")
 
 
 def _message(role: str, content: object, name: str = "") -> list[Item]:

@@ -163,9 +163,7 @@ class Lineage:
         self._handed: Recent[_Task] = Recent(most_states)  # texts of calls that have not returned
         self._agents: Recent[list[tuple[Sample, str]]] = Recent(most_states, len)  # of a program: system prompt, kind
         self._told = Told()
-        self._unknown: Recent[ProgramId] = Recent(
-            most_states
-        )  # told more than was read, so what they write is no evidence
+        self._unknown: Recent[ProgramId] = Recent(most_states)  # told more than was read: their texts are no evidence
         self._traces: Recent[ProgramId] = Recent(most_states)
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
         self._responses: Recent[ProgramId] = Recent(most_states)

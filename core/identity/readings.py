@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.core.identity.conversations import Said, said_in
-from weft.core.identity.items import MOST_ITEMS, Digest, Item, chain, digest_of, items_before, items_of_message
+from weft.core.identity.items import MOST_ITEMS, SILENCE, Digest, Item, chain, digest_of, items_before, items_of_message
 from weft.core.identity.recent import Recent
 
 _MOST_KIB: Final = 32 << 10  # of texts that are kept
@@ -69,6 +69,8 @@ class Readings:
             count += len(items[-1])
             if count > MOST_ITEMS:
                 return said_in([], [], start)
+        if items[-1:] == [[SILENCE]]:  # the place of the answer
+            del items[-1], messages[-1]
         flat = [*before, *(item for each in items for item in each)]
         reused = 0
         if reading is not None and reading.before == before and is_same_system:
@@ -77,8 +79,7 @@ class Readings:
         digests += chain(digests[-1] if digests else start, flat[reused:])
         new = sum(len(text) for each in items[same:] for item in each for text in item)
         had = reading.characters if reading is not None and same == len(reading.messages) else 0
-        if reading is not None and not had:
-            had = sum(len(text) for each in items[:same] for item in each for text in item)
+        had = had or sum(len(text) for each in items[:same] for item in each for text in item)
         if messages and had + new <= _MOST_CHARACTERS:
             is_longer = reading is not None and same >= len(reading.messages) - 1
             others = [each for each in known if each is not reading] if is_longer else known

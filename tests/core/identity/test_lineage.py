@@ -13,7 +13,7 @@ from weft.core.identity import Evidence, Source
 from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage, Placed
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
         return placed.identity.program_id
 
 
-def said(*texts: str) -> Messages:
+def said(*texts: Any) -> Messages:
     """A conversation of a user and the model in turns."""
     return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
 
@@ -47,6 +47,31 @@ def test_a_conversation_is_one_program() -> None:
     first = server.call(said("a"), "b")
     assert server.call(said("a", "b", "c"), "d") == first
     assert server.call(said("a", "b", "c", "d", "e"), "f") == first
+
+
+def test_an_answer_with_nothing_in_it_is_gone_on_from() -> None:
+    """A model may end at once, or only think. The client sends the answer back as an empty text, or as none at all."""
+    for nothing in ("", None, "<think>\nWhat may that be?\n</think>\n", [{"type": "thinking", "thinking": "Hm."}]):
+        server = Server()
+        first = server.call(said("a"), "")
+        assert server.call(said("x"), "") != first
+        assert server.call(said("a", nothing, "c"), "d") == first
+        assert server.call(said("a", nothing, "c", "d", "e"), "f") == first
+
+
+def test_an_empty_answer_of_twins_is_not_guessed() -> None:
+    """It tells no more than any other answer that both got."""
+    server = Server()
+    one, two = server.call(said("a"), ""), server.call(said("a"), "")
+    assert one != two
+    assert server.call(said("a", "", "c"), "d") not in (one, two)
+
+
+def test_an_empty_message_behind_the_question_is_the_place_of_the_answer() -> None:
+    """Some clients send it with each request. It is not in their history."""
+    server = Server()
+    first = server.call(said("a", ""), "b")
+    assert server.call(said("a", "b", "c", ""), "d") == first
 
 
 def test_equal_questions_are_two_programs() -> None:
