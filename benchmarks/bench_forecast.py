@@ -22,7 +22,7 @@ from common import machine, pyplot
 
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.prediction import Cost, Node, Tier
-from weft.core.prediction.cursors import Cursor, ProgramCursors
+from weft.core.prediction.execution_graph import Cursor, ProgramCursors
 from weft.core.prediction.template import Template
 from weft.core.process_rows import CallIdentity
 from weft.core.sim import StepTime

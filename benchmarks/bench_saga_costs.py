@@ -25,7 +25,7 @@ from rich.table import Table
 
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.prediction import ExecutionGraph
-from weft.core.prediction.cursors import Cursor, ProgramCursors
+from weft.core.prediction.execution_graph import Cursor, ProgramCursors
 from weft.core.prediction.template import Template
 from weft.core.routing import BALANCERS, Arrival, BalancerConfig
 from weft.core.routing.replicas import ReplicaSet

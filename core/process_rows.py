@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -14,10 +14,6 @@ from weft.core.ids import CallIdentity as CallIdentity  # noqa: PLC0414  who rea
 from weft.core.prediction import StaticGraph
 from weft.core.process_view import facts
 from weft.core.tables import ShownAsTable, Table
-
-# A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
-KEEP_IDLE_THREADS: Final = 256
-KEEP_TOOLS: Final = 256  # running tools of a program that its row lists: those that began last
 
 
 class ProgramState(StrEnum):
@@ -127,11 +123,13 @@ class FoldedThreads:
 class ProgramRow(ShownAsTable):
     """The row of a program.
 
+    Only the process table changes it.
+
     The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`, `last_arrival_s` and
     `last_completion_s`. The other fields are for users and traces. The time from a program's first call to its last
     consists of service, wait, interception and the way to the engine.
 
-    `threads` has the threads with a call in flight and `KEEP_IDLE_THREADS` others, those that were last in use. The
+    `threads` has the threads with a call in flight and 256 others, those that were last in use. The
     older ones are in `folded`.
     """
 
@@ -151,8 +149,12 @@ class ProgramRow(ShownAsTable):
     fingerprint: str = ""  # of the system prompt and the tools of its first call
     account: Account = field(default_factory=Account)  # sum over the calls that have left the engine
     in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy
-    _idle: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, the longest idle first
-    _tools: dict[Hashable, RunningTool] = field(default_factory=dict, repr=False)  # by run, the oldest first
+    idle_threads: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, longest idle first
+    tools: dict[Hashable, RunningTool] = field(default_factory=dict, repr=False)  # by run, the oldest first
+    due_s: float = field(init=False)  # the time by which the program should end; inf if it may take any time
+
+    def __post_init__(self) -> None:
+        self.due_s = self.start_s + self.info.due_after_s
 
     @property
     def active(self) -> dict[CallId, CallRow]:
@@ -160,35 +162,9 @@ class ProgramRow(ShownAsTable):
         return dict(self.in_flight)  # a copy, because another thread may change the dictionary
 
     @property
-    def due_s(self) -> float:
-        """The time by which the program should end; inf if it may take any time."""
-        return self.start_s + self.info.due_after_s
-
-    @property
     def tools_running(self) -> tuple[RunningTool, ...]:
         """The tools that the program waits for, in the order in which they began."""
-        return tuple(self._tools.copy().values())  # a copy, because another thread may change the dictionary
-
-    def start_tool(self, run: Hashable, tool: RunningTool) -> bool:
-        """Note that a tool begins. Only the process table calls this.
-
-        Returns:
-            Whether the run is new. If not, nothing changes.
-        """
-        if run in self._tools:
-            return False
-        self._tools[run] = tool
-        if len(self._tools) > KEEP_TOOLS:
-            del self._tools[next(iter(self._tools))]
-        return True
-
-    def end_tools(self, runs: Collection[Hashable]) -> list[RunningTool]:
-        """Note that tools have returned. Only the process table calls this.
-
-        Returns:
-            The tools that were running; unknown runs are ignored.
-        """
-        return [self._tools.pop(run) for run in runs if run in self._tools] if self._tools else []
+        return tuple(self.tools.copy().values())  # a copy, because another thread may change the dictionary
 
     @property
     def thread_count(self) -> int:
@@ -197,58 +173,3 @@ class ProgramRow(ShownAsTable):
 
     def to_table(self) -> Table:
         return facts(self)
-
-    def enter(self, call: CallRow, now_s: float) -> None:
-        """Add a call that arrives. Only the process table calls this."""
-        thread_id, call_id = call.identity.thread_id, call.identity.call_id
-        thread = self.threads.get(thread_id)
-        if thread is None:
-            thread = self.threads[thread_id] = ThreadRow(thread_id, arrival_s=now_s)
-        self._idle.pop(thread_id, None)
-        thread.active[call_id] = self.in_flight[call_id] = call
-        thread.calls += 1
-        self.calls += 1
-
-    def exit(self, call: CallRow) -> bool:
-        """Remove a call that leaves, and add its account. Only the process table calls this.
-
-        Returns:
-            Whether the call was in flight. If not, nothing changes.
-        """
-        thread_id, call_id = call.identity.thread_id, call.identity.call_id
-        if self.in_flight.get(call_id) is not call:
-            return False
-        thread = self.threads[thread_id]
-        del self.in_flight[call_id], thread.active[call_id]
-        thread.account += call.account
-        self.account += call.account
-        if not thread.active:
-            self._idle[thread_id] = None
-            if len(self._idle) > KEEP_IDLE_THREADS:
-                self._fold(next(iter(self._idle)))
-        return True
-
-    def adds_up(self) -> bool:
-        """Whether the sums over calls, threads and the program agree. For tests."""
-        threads = self.threads.values()
-        summed = sum((thread.account for thread in threads), self.folded.account)
-        return (
-            self.calls == self.folded.calls + sum(thread.calls for thread in threads)
-            and self.in_flight == {call_id: call for thread in threads for call_id, call in thread.active.items()}
-            and set(self._idle) == {thread.thread_id for thread in threads if not thread.active}
-            and len(self._idle) <= KEEP_IDLE_THREADS
-            and math.isclose(self.account.service_s, summed.service_s, abs_tol=1e-6)
-            and math.isclose(self.account.wait_s, summed.wait_s, abs_tol=1e-6)
-            and math.isclose(self.attained.total_service_s, self.account.service_s, abs_tol=1e-6)
-            and math.isclose(self.attained.total_wait_s, self.account.wait_s, abs_tol=1e-6)
-            and self.attained.service_s <= self.attained.total_service_s + 1e-6
-            and self.attained.wait_s <= self.attained.total_wait_s + 1e-6
-            and (self.state is ProgramState.ACTIVE) == bool(self.in_flight)
-        )
-
-    def _fold(self, thread_id: ThreadId) -> None:
-        del self._idle[thread_id]
-        thread = self.threads.pop(thread_id)
-        self.folded.threads += 1
-        self.folded.calls += thread.calls
-        self.folded.account += thread.account

@@ -11,11 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from weft.core.accounts import Account, Attained
 from weft.core.class_rows import ClassRow
 from weft.core.errors import InvalidIdError, ProgramEndedError
-from weft.core.ids import EngineId, ProgramId
+from weft.core.ids import EngineId, ProgramId, ThreadId
 from weft.core.locks import fork_safe
 from weft.core.prediction import ForecastRow
 from weft.core.process_rows import (
@@ -26,9 +27,14 @@ from weft.core.process_rows import (
     ProgramRow,
     ProgramState,
     RunningTool,
+    ThreadRow,
 )
 from weft.core.process_view import programs
 from weft.core.tables import ShownAsTable, Table
+
+# A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
+KEEP_IDLE_THREADS: Final = 256
+KEEP_TOOLS: Final = 256  # running tools of a program that its row lists: those that began last
 
 
 class ProcessTable(ShownAsTable):
@@ -88,7 +94,13 @@ class ProcessTable(ShownAsTable):
             if row.state is ProgramState.IDLE and row.calls > 0:
                 row.interception_s += now_s - row.last_completion_s
             call = CallRow(identity, engine_id, arrival_s=now_s, inherited=replace(row.attained))
-            row.enter(call, now_s)
+            thread = row.threads.get(identity.thread_id)
+            if thread is None:
+                thread = row.threads[identity.thread_id] = ThreadRow(identity.thread_id, arrival_s=now_s)
+            row.idle_threads.pop(identity.thread_id, None)
+            thread.active[identity.call_id] = row.in_flight[identity.call_id] = call
+            thread.calls += 1
+            row.calls += 1
             row.last_arrival_s = now_s
             row.answered_s = math.nan
             row.state = ProgramState.ACTIVE
@@ -120,9 +132,18 @@ class ProcessTable(ShownAsTable):
         has left before, changes nothing.
         """
         with self._lock:
+            thread_id, call_id = call.identity.thread_id, call.identity.call_id
             row = self._rows.get(call.identity.program_id)
-            if row is None or not row.exit(call):
+            if row is None or row.in_flight.get(call_id) is not call:
                 return
+            thread = row.threads[thread_id]
+            del row.in_flight[call_id], thread.active[call_id]
+            thread.account += call.account
+            row.account += call.account
+            if not thread.active:
+                row.idle_threads[thread_id] = None
+                if len(row.idle_threads) > KEEP_IDLE_THREADS:
+                    _fold(row, next(iter(row.idle_threads)))
             row.attained.fold(call.inherited, call.account)
             row.last_completion_s = now_s
             if not row.in_flight:
@@ -170,10 +191,12 @@ class ProcessTable(ShownAsTable):
         """
         with self._lock:
             row = self._rows.get(program_id)
-            if row is None:
+            if row is None or run in row.tools:
                 return None
-            tool = RunningTool(name, now_s, next(self._tool_numbers))
-            return tool if row.start_tool(run, tool) else None
+            tool = row.tools[run] = RunningTool(name, now_s, next(self._tool_numbers))
+            if len(row.tools) > KEEP_TOOLS:
+                del row.tools[next(iter(row.tools))]
+            return tool
 
     def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> list[RunningTool]:
         """Note that tools have returned. Unknown runs are ignored.
@@ -183,7 +206,7 @@ class ProcessTable(ShownAsTable):
         """
         with self._lock:
             row = self._rows.get(program_id)
-            return row.end_tools(runs) if row is not None else []
+            return [row.tools.pop(run) for run in runs if run in row.tools] if row is not None and row.tools else []
 
     def close(self, program_id: ProgramId, state: ProgramState, now_s: float) -> ProgramRow | None:
         """Remove the row of a program that has ended, after folding in its calls in flight.
@@ -203,7 +226,7 @@ class ProcessTable(ShownAsTable):
                 return None
             for call in row.active.values():
                 self.leave(call, now_s)
-            row.end_tools([*row._tools])  # noqa: SLF001  of this module
+            row.tools.clear()
             del self._rows[program_id]
             row.state = state
             row.end_s = now_s if math.isnan(row.answered_s) else max(row.answered_s, row.last_completion_s)
@@ -244,5 +267,33 @@ class ProcessTable(ShownAsTable):
         """
         with self._lock:
             for program_id, row in self._rows.items():
-                if program_id != row.info.program_id or not row.adds_up():
+                if program_id != row.info.program_id or not _adds_up(row):
                     raise AssertionError(f"process table row of {program_id} does not add up: {row}")
+
+
+def _fold(row: ProgramRow, thread_id: ThreadId) -> None:
+    """Count a thread without a call among those that have no row of their own any more."""
+    del row.idle_threads[thread_id]
+    thread = row.threads.pop(thread_id)
+    row.folded.threads += 1
+    row.folded.calls += thread.calls
+    row.folded.account += thread.account
+
+
+def _adds_up(row: ProgramRow) -> bool:
+    """Whether the sums over calls, threads and the program agree."""
+    threads = row.threads.values()
+    summed = sum((thread.account for thread in threads), row.folded.account)
+    return (
+        row.calls == row.folded.calls + sum(thread.calls for thread in threads)
+        and row.in_flight == {call_id: call for thread in threads for call_id, call in thread.active.items()}
+        and set(row.idle_threads) == {thread.thread_id for thread in threads if not thread.active}
+        and len(row.idle_threads) <= KEEP_IDLE_THREADS
+        and math.isclose(row.account.service_s, summed.service_s, abs_tol=1e-6)
+        and math.isclose(row.account.wait_s, summed.wait_s, abs_tol=1e-6)
+        and math.isclose(row.attained.total_service_s, row.account.service_s, abs_tol=1e-6)
+        and math.isclose(row.attained.total_wait_s, row.account.wait_s, abs_tol=1e-6)
+        and row.attained.service_s <= row.attained.total_service_s + 1e-6
+        and row.attained.wait_s <= row.attained.total_wait_s + 1e-6
+        and (row.state is ProgramState.ACTIVE) == bool(row.in_flight)
+    )

@@ -11,8 +11,7 @@ from typing import Final
 
 from weft.core.ids import CallId, CallIdentity, ProgramId, ThreadId
 from weft.core.locks import fork_safe
-from weft.core.prediction.cursors import Cursor, ProgramCursors
-from weft.core.prediction.execution_graph import Cost, ExecutionGraph
+from weft.core.prediction.execution_graph import Cost, Cursor, ExecutionGraph, ProgramCursors
 from weft.core.prediction.expectation import Estimate, Remaining
 from weft.core.prediction.static_graph import StaticGraph
 from weft.core.prediction.template import Forecast, Template, Tier

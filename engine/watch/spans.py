@@ -32,7 +32,6 @@ from weft.core.errors import WeftError
 from weft.core.ids import CallId, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.process_rows import (
-    KEEP_TOOLS,
     Answer,
     CallIdentity,
     CallRow,
@@ -41,6 +40,7 @@ from weft.core.process_rows import (
     ProgramState,
     RunningTool,
 )
+from weft.core.process_table import KEEP_TOOLS
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
 from weft.engine.watch.reader import WatchedEngine

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+import difflib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -18,7 +19,9 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft.core.errors import InvalidRequestError
 from weft.engine.host.frontend import FrontEnd
+from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
 from weft.integrations.arguments import check_engine
 from weft.integrations.langchain.handler import RUN_KWARG, LangChainRun, ModelCall, find_handler, run_of
 from weft.integrations.langchain.messages import (
@@ -30,7 +33,6 @@ from weft.integrations.langchain.messages import (
     to_messages,
     to_result,
 )
-from weft.integrations.langchain.parameters import check_method, check_one_answer, constructor_fields, request_fields
 
 try:
     from langchain_core.utils.uuid import uuid7  # as LangSmith asks; older ones have none, and use uuid4 themselves
@@ -77,7 +79,7 @@ class ChatWeft(BaseChatModel):
         def __init__(self, **fields: Any) -> None:
             if "engine" in fields:
                 check_engine("ChatWeft", fields["engine"])
-            super().__init__(**constructor_fields(fields, type(self).model_fields))
+            super().__init__(**_constructor_fields(fields, type(self).model_fields))
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
@@ -237,7 +239,7 @@ class ChatWeft(BaseChatModel):
         if stop is not None:
             body["stop"] = stop
         if stream:
-            check_one_answer(body.get("n"))
+            _check_one_answer(body.get("n"))
             body["stream_options"] = {"include_usage": True}
         return body
 
@@ -290,7 +292,7 @@ class ChatWeft(BaseChatModel):
             InvalidRequestError: There is no such method.
             OutputParsingError: (raised by the returned runnable) `max_tokens` cut off the answer.
         """
-        check_method(method)
+        _check_method(method)
         kwargs.pop("strict", None)  # The schema is always enforced.
         is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # classes of pydantic 1 included
         json_schema = convert_to_json_schema(schema)
@@ -318,3 +320,89 @@ class ChatWeft(BaseChatModel):
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+# The fields of a request that users set, by vLLM's names and by LangChain's other names.
+
+# The names under which LangChain's other chat models take the same fields.
+_ALIASES: Final = {
+    "max_completion_tokens": "max_tokens",
+    "model_name": "model",
+    "request_timeout": "timeout",
+    "stop_sequences": "stop",
+}
+_SETTABLE: Final = (CHAT_FIELDS - FILLED_IN) | {"timeout", "timeout_s"} | _ALIASES.keys()
+# Every chat model of LangChain takes these. An engine in the same process needs no key, and `with_retry` repeats calls.
+_WITHOUT_EFFECT: Final = frozenset({"api_key", "max_retries"})
+_METHODS: Final = ("json_schema", "function_calling", "json_mode")  # of `with_structured_output`
+_LANGCHAINS_OWN: Final = frozenset({"stream"})  # LangChain's switch for streaming, which LangChain has obeyed already
+
+
+def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """The arguments of the model's constructor, with LangChain's other names replaced and the rest in `model_kwargs`.
+
+    Args:
+        given: The arguments as users give them.
+        own: The names of the model's own fields.
+
+    Raises:
+        InvalidRequestError: An argument is neither a field of the model nor of vLLM's chat request, or a field is given
+            under two names.
+    """
+    more = dict(given.get("model_kwargs") or {})
+    given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    check_fields([*(name for name in given if name not in own), *more], {*_SETTABLE, *own})
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        field = _ALIASES.get(name, name)
+        if field in fields or (field != name and field in given):
+            raise InvalidRequestError(f"{field} is given twice, under two of its names; leave out one of them.")
+        (fields if field in own else more)[field] = value
+    return {**fields, "model_kwargs": more} if more else fields
+
+
+def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of one request as the engine takes them.
+
+    Args:
+        given: The fields by any of their names.
+
+    Raises:
+        InvalidRequestError: A name is not one of a field of vLLM's chat request that can be set.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _SETTABLE:
+            fields[_ALIASES.get(name, name)] = value
+        elif name not in _LANGCHAINS_OWN:
+            check_fields([each for each in given if each not in _LANGCHAINS_OWN], _SETTABLE)
+    if "timeout" in fields:
+        fields["timeout_s"] = fields.pop("timeout")
+    return fields
+
+
+def _check_one_answer(count: object) -> None:
+    """Check the `n` of a stream.
+
+    Raises:
+        InvalidRequestError: It asks for several answers, whose pieces LangChain would join into one text.
+    """
+    if isinstance(count, int) and count > 1:
+        raise InvalidRequestError(
+            f"n is {count}, and LangChain joins all pieces of a stream into one message. Leave out n and stream each "
+            "answer by a call of its own, or get the answers whole with `generate` or `agenerate` and streaming=False."
+        )
+
+
+def _check_method(method: str) -> None:
+    """Check the `method` of `with_structured_output`.
+
+    Raises:
+        InvalidRequestError: There is no such method.
+    """
+    if method not in _METHODS:
+        near = difflib.get_close_matches(str(method), _METHODS, n=1)
+        raise InvalidRequestError(
+            f"with_structured_output: method is {method!r:.80}{f' (did you mean {near[0]!r}?)' if near else ''}. "
+            f"Give one of {', '.join(map(repr, _METHODS))}."
+        )

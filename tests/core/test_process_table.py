@@ -200,7 +200,7 @@ def test_a_call_costs_the_same_in_a_program_of_many_threads(shape: Callable[[int
 def test_threads_that_have_long_been_idle_are_folded_into_sums(it: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row keeps the threads with calls in flight and a number of others, so it does not grow for days. The sums stay,
     and a final account of an aborted call on a folded thread still counts."""
-    monkeypatch.setattr("weft.core.process_rows.KEEP_IDLE_THREADS", 2)
+    monkeypatch.setattr("weft.core.process_table.KEEP_IDLE_THREADS", 2)
     busy = it.arrive("busy", "busy")
     calls = [it.arrive(f"c{number}", f"t{number}") for number in range(5)]
     for call in calls:

@@ -15,7 +15,7 @@ from langchain_core.runnables import ConfigurableField
 import weft
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError
 from weft.integrations.langchain import ChatWeft
-from weft.integrations.langchain.parameters import request_fields
+from weft.integrations.langchain.chat_model import request_fields
 from weft.testing import ScriptedEngine
 
 WRONG = [

@@ -19,9 +19,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.structure.ancestry import Ancestry, Calls, newest
 from weft.core.program.structure.lineage import NOTHING, Content, Inputs, TextLineage
-from weft.core.program.structure.parents import Front, Frontier, ParentChoice, merged, still
+from weft.core.program.structure.parents import Ancestry, Calls, Front, Frontier, ParentChoice, merged, newest, still
 from weft.core.program.structure.runs import Run, RunKind
 from weft.core.program.structure.surroundings import RunningTask
 

@@ -11,8 +11,7 @@ import pytest
 
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Node, Tier
-from weft.core.prediction.cursors import MOST_CALLS, ProgramCursors
-from weft.core.prediction.execution_graph import MOST_EDGES, MOST_NODES, ExecutionGraph
+from weft.core.prediction.execution_graph import MOST_CALLS, MOST_EDGES, MOST_NODES, ExecutionGraph, ProgramCursors
 from weft.core.prediction.foresight import MOST_NAMES, MOST_SIZE
 from weft.core.prediction.static_graph import StaticGraph, Targets
 from weft.core.prediction.template import COLD_PROGRAMS, Template

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.prediction import Cost, ExecutionGraphs, Tier, cursors, execution_graph, foresight
+from weft.core.prediction import Cost, ExecutionGraphs, Tier, execution_graph, foresight
 from weft.core.prediction.template import COLD_PROGRAMS
 from weft.core.process_rows import CallIdentity
 
@@ -39,7 +39,7 @@ class Programs(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(cursors, "MOST_CALLS", MOST_CALLS)
+        self.patch.setattr(execution_graph, "MOST_CALLS", MOST_CALLS)
         self.patch.setattr(execution_graph, "MOST_NODES", MOST_NODES)
         self.patch.setattr(execution_graph, "MOST_EDGES", MOST_EDGES)
         self.patch.setattr(foresight, "_MOST_NEW", MOST_NEW)

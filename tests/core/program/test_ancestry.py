@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.structure.ancestry import Ancestry, newest
+from weft.core.program.structure.parents import Ancestry, newest
 
 A, B, C, D = map(CallId, "abcd")
 

@@ -22,7 +22,7 @@ from otlp import otlp_json
 
 import weft
 from weft.core.errors import OverloadedError
-from weft.core.process_rows import KEEP_TOOLS
+from weft.core.process_table import KEEP_TOOLS
 from weft.core.program import Program
 from weft.core.trace.format import from_graph
 from weft.core.trace.importers import import_traces
