@@ -137,7 +137,7 @@ class ProgramRow(ShownAsTable):
     start_s: float
     state: ProgramState = ProgramState.IDLE
     attained: Attained = field(default_factory=Attained)
-    engine_ids: list[EngineId] = field(default_factory=list)  # engines that may hold its KV, in the order of first use
+    engine_ids: list[EngineId] = field(default_factory=list)  # engines that may hold its KV, the one used last is last
     threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
     folded: FoldedThreads = field(default_factory=FoldedThreads)
     last_arrival_s: float = math.nan  # identifies stale programs; nan before the first call

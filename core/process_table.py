@@ -108,15 +108,24 @@ class ProcessTable(ShownAsTable):
                 self.assign(call, engine_id)
             return call, replace(row.attained)
 
-    def assign(self, call: CallRow, engine_id: EngineId) -> None:
-        """Note the engine that a call goes to: at first, after its engine died, or because it was stolen."""
+    def assign(self, call: CallRow, engine_id: EngineId) -> EngineId | None:
+        """Note the engine that a call goes to: at first, after its engine died, or because it was stolen.
+
+        Returns:
+            The engine that has the latest KV of the call's program, if it is another one.
+        """
         with self._lock:
             if call.engine_id not in (None, engine_id):
                 call.earlier_engine_ids = (*call.earlier_engine_ids, call.engine_id)[-MOST_EARLIER_ENGINES:]
             call.engine_id = engine_id
             row = self._rows.get(call.identity.program_id)
-            if row is not None and engine_id not in row.engine_ids:
-                row.engine_ids.append(engine_id)
+            if row is None:
+                return None
+            latest = row.engine_ids[-1] if row.engine_ids else engine_id
+            if engine_id in row.engine_ids:
+                row.engine_ids.remove(engine_id)
+            row.engine_ids.append(engine_id)
+            return latest if latest != engine_id and not math.isnan(row.last_completion_s) else None
 
     def lose_engine(self, engine_id: EngineId) -> None:
         """Note that an engine is gone or restarts, so that it holds no program's KV any more."""

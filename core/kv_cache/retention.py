@@ -388,6 +388,7 @@ class TieredRetention(Retention):
     Attributes:
         host: The host memory.
         spills: Contexts to copy to host memory. The caller takes them out.
+        moving: Those that another replica waits for, to be copied before all others. The caller takes them out.
         left: What ended programs have left, with the keys of its blocks, to be copied when nothing else is. The caller
             takes it out.
         keeps_ended: Whether ended programs leave something, as where copies delay no step.
@@ -397,6 +398,7 @@ class TieredRetention(Retention):
         super().__init__(policy, block_tokens, memory)
         self.host = host
         self.spills: dict[Context, None] = {}
+        self.moving: dict[Context, None] = {}
         self.left: dict[Context, list[Hashable]] = {}
         self.keeps_ended = False
 
@@ -407,15 +409,23 @@ class TieredRetention(Retention):
         if context is not None:
             self.host.claim(context, self.chain_of(context), now_s)
             if context.on_host:
-                self.spills.pop(context, None)
+                self._no_spill(context)
                 self._after_decision(context, now_s)
         return context
+
+    def spill_now(self, program: Hashable) -> None:
+        """A program goes on elsewhere: its contexts are to be copied at once."""
+        self.moving.update((each, None) for each in self.contexts_of(program) if each.tokens and not each.on_host)
+
+    def _no_spill(self, context: Context) -> None:
+        self.spills.pop(context, None)
+        self.moving.pop(context, None)
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         chains = {context: self.chain_of(context) for context in self.contexts_of(program)}
         super().program_ended(program, now_s)
         for context, chain in chains.items():
-            self.spills.pop(context, None)
+            self._no_spill(context)
             if not self.keeps_ended:
                 self.host.drop(context)
                 continue

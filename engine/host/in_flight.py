@@ -305,8 +305,7 @@ class InFlightCalls:
         if call is not None:
             call.row.account = account
 
-    def assign(self, call_id: CallId, engine_id: EngineId) -> None:
-        """A call was assigned to a replica."""
+    def assign(self, call_id: CallId, engine_id: EngineId) -> EngineId | None:
+        """A call was assigned to a replica. Returns another one if that has the latest KV of the call's program."""
         call = self._calls.get(call_id)
-        if call is not None:
-            self.table.assign(call.row, engine_id)
+        return self.table.assign(call.row, engine_id) if call is not None else None

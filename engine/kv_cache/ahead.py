@@ -27,6 +27,8 @@ from weft.core.kv_cache.spill_ahead import is_short
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
 
+_MOVING: Final = 16  # times as much as else a step copies, beside it, if another replica waits for it
+
 
 class Spills:
     """Copies contexts to host memory, with a soft hold's knowledge of the device's blocks.
@@ -90,27 +92,45 @@ class Spills:
                 has_copied = True
         of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
         self._is_short = is_short(of_nobody, most_blocks, len(self._pool.blocks))
-        left = self._step_blocks - len(store.spilling) if self._is_short else 0
-        while retention.spills and left > 0:
-            context = next(iter(retention.spills))
-            chain = retention.chain_of(context)
-            blocks = self._to_copy(chain, left)
-            left -= max(1, len(blocks))
-            is_kept = self._pays(context) and self._keep(context, chain, blocks)
-            if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
-                break  # the rest follows in the next step
-            del retention.spills[context]
-            if is_kept and chain and not blocks:
-                retention.copied(context)
-                has_copied = True
-            elif is_kept and chain:
-                self._copying.append((store.next_plan, context))
+        left = self._step_blocks - len(store.spilling)
+        most_moving = max(1, left, _MOVING * self._step_blocks if store.copies_beside else 0)
+        has_copied |= self._spill(retention.moving, most_moving)
+        if self._is_short:
+            has_copied |= self._spill(retention.spills, left)
         if retention.left and not (retention.spills and self._is_short) and not store.spilling:
             context, chain = next(iter(retention.left.items()))
             blocks = self._to_copy(chain, self._step_blocks)
             if not (blocks and self._keep(context, chain[: max(blocks) + 1], blocks)) or max(blocks) + 1 == len(chain):
                 del retention.left[context]
         return has_copied
+
+    def _spill(self, contexts: dict[Context, None], most: int) -> bool:
+        """Plan copies of these contexts, at most so many blocks, and take out those that need no more.
+
+        Returns:
+            Whether one of them was in host memory already.
+        """
+        has_copied = False
+        store, retention = self._store, self._retention
+        while contexts and most > 0:
+            context = next(iter(contexts))
+            chain = retention.chain_of(context)
+            blocks = self._to_copy(chain, most)
+            most -= max(1, len(blocks))
+            is_kept = self._pays(context) and self._keep(context, chain, blocks)
+            if is_kept and most <= 0 and store.tier.held(chain) < len(chain):
+                break  # the rest follows in the next step
+            del contexts[context]
+            if is_kept and chain and not blocks:
+                retention.copied(context)
+                has_copied = True
+            elif is_kept and chain:
+                self._copying.append((store.next_plan, context))
+        return has_copied
+
+    def is_moving(self, program: Hashable) -> bool:
+        """Whether contexts of a program are to be copied for another replica, or any of its are being copied."""
+        return any(each.program == program for each in (*self._retention.moving, *(each for _, each in self._copying)))
 
     def _to_copy(self, chain: Sequence[Hashable], most: int) -> dict[int, int]:
         """The next blocks of a chain that host memory has not, as far as the device has them: by index, at most so
@@ -135,13 +155,14 @@ class Spills:
         self._gone.clear()
         self._copying.clear()
         self._retention.spills.clear()
+        self._retention.moving.clear()
         self._retention.left.clear()
 
     @property
     def wants_step(self) -> bool:
         """Whether a step would copy something."""
         is_done = bool(self._copying) and self._copying[0][0] <= self._store.copied
-        return is_done or (self._is_short and bool(self._retention.spills))
+        return is_done or bool(self._retention.moving) or (self._is_short and bool(self._retention.spills))
 
     def _pays(self, context: Context) -> bool:
         return context.tokens >= self._store.choice.min_tokens

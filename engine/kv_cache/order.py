@@ -82,6 +82,19 @@ class KvOrder:
     def program_ended(self, program: Hashable, now_s: float) -> None:
         """No call of a program will come."""
 
+    def spill(self, program: Hashable, *, begins: bool) -> bool:
+        """A program goes on on another replica, which reads this one's host memory.
+
+        Args:
+            program: The program.
+            begins: Whether to have its contexts copied there now. Otherwise it only asks.
+
+        Returns:
+            Whether contexts of it are being copied.
+        """
+        del program, begins
+        return False
+
     def use_prefill_speed(self, token_s: float) -> None:
         """A prompt token takes so many seconds."""
 

@@ -453,6 +453,11 @@ class TieredHold(SoftHold):
         super().program_ended(program, now_s)
         self._fetches.looks = True
 
+    def spill(self, program: Hashable, *, begins: bool) -> bool:
+        if begins:
+            self._tiered.spill_now(program)
+        return self._spills.is_moving(program)
+
     def let_go(self) -> None:
         self._fetches.let_go()
 

@@ -30,11 +30,13 @@ class Replica(ABC):
         engine_id: The replica's name.
         log: Where the replica's processes write, as shown to users; None while that is unknown.
         llm: The vLLM engine while it runs, otherwise None.
+        shares_memory: Whether the other replicas read its host memory.
     """
 
     engine_id: EngineId
     log: str | None = None
     llm: ReplicaLLM | None = None
+    shares_memory = False
     _ending: asyncio.Future[None] | None = None
 
     @abstractmethod

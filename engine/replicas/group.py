@@ -103,7 +103,7 @@ class ReplicaGroup:
         replicas: int,
         tool_call_parser: str | None,
         stealing: StealingConfig | None,
-        on_assigned: Callable[[CallId, EngineId], None],
+        on_assigned: Callable[[CallId, EngineId], EngineId | None],
         *,
         has_shares: bool,
     ) -> None:

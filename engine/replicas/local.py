@@ -12,6 +12,7 @@ from typing import Any
 
 from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
+from weft.engine.kv_cache.shared import VARIABLE as SHARED_KV
 from weft.engine.processes.launch import SHUTDOWN_S, Launch, end_processes, launch_environment, launch_lock
 from weft.engine.processes.logs import START_MARK, cause
 from weft.engine.processes.loop_thread import in_thread, settled, unread
@@ -81,6 +82,7 @@ class LocalReplica(Replica):
     ) -> None:
         self.engine_id = engine_id
         self.environment = dict(environment)
+        self.shares_memory = SHARED_KV in environment
         self.log = str(log)
         self._log = log
         self.llm: AccountingLLM | None = None

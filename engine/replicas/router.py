@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from weft.core.errors import ReplicaLostError, WeftError
-from weft.core.ids import CallId, EngineId, SessionId
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.routing.balancer import Arrival
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
@@ -24,10 +24,13 @@ from weft.engine.vllm_compat.names import (
     renderer_from_config,
 )
 from weft.engine.wire.call_header import decode_key, sent_later, wire_id
+from weft.engine.wire.control import SpillProgram, encode_control
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
 _AT_ONCE_S: Final = 0.001  # a shorter wait is none
+_MOST_COPY_S: Final = 2.0  # that a call waits for the KV of its program to be copied
+_ASK_EVERY_S: Final = 0.005
 
 
 class Router:
@@ -36,7 +39,8 @@ class Router:
     Args:
         queue: Chooses a replica for each call.
         replica: Returns the replica of a name; None if it has been removed.
-        on_assigned: Called with each call and the replica that it goes to.
+        on_assigned: Called with each call and the replica that it goes to. Returns another replica if that has the
+            latest KV of the call's program.
         on_death: Called with a replica that a call found gone.
 
     Attributes:
@@ -48,7 +52,7 @@ class Router:
         self,
         queue: DispatchQueue,
         replica: Callable[[EngineId], Replica | None],
-        on_assigned: Callable[[CallId, EngineId], None],
+        on_assigned: Callable[[CallId, EngineId], EngineId | None],
         on_death: Callable[[EngineId], None],
     ) -> None:
         self.failures: dict[CallId, WeftError] = {}
@@ -89,7 +93,8 @@ class Router:
                     continue
                 tried.append(engine_id)
                 try:
-                    self._on_assigned(call_id, engine_id)
+                    if (latest := self._on_assigned(call_id, engine_id)) is not None:
+                        await self._bring_kv(program_id, latest)
                     params = _sent_later(sampling_params, now_s() - since_s)
                     running = replica.generate(prompt, params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
@@ -115,6 +120,19 @@ class Router:
         except WeftError as error:
             self.failures[call_id] = error
             raise
+
+    async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId) -> None:
+        """Have the KV of a program copied from a replica's device to the host memory that all replicas read. A replica
+        that dies or stands still delays the call for a moment."""
+        replica = self._replica(engine_id)
+        if replica is None or not replica.shares_memory:
+            return
+        message = encode_control(SpillProgram(program_id, begins=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOST_COPY_S):
+                while (answer := await replica.send_to_scheduler(message)) and answer["copying"]:
+                    message = encode_control(SpillProgram(program_id, begins=False))
+                    await asyncio.sleep(_ASK_EVERY_S)
 
 
 def _sent_later(params: SamplingParams, later_s: float) -> SamplingParams:
@@ -145,7 +163,7 @@ class RoutedLLM(Router):
         config: VllmConfig,
         queue: DispatchQueue,
         replica: Callable[[EngineId], Replica | None],
-        on_assigned: Callable[[CallId, EngineId], None],
+        on_assigned: Callable[[CallId, EngineId], EngineId | None],
         on_death: Callable[[EngineId], None],
     ) -> None:
         super().__init__(queue, replica, on_assigned, on_death)

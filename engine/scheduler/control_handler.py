@@ -28,6 +28,7 @@ from weft.engine.wire.control import (
     ProgramEvents,
     ProgramsEnded,
     Question,
+    SpillProgram,
     TakeKvStats,
     TakeLearned,
     TakeScheduleStats,
@@ -77,13 +78,15 @@ class ControlHandler:
         self.has_history = True
 
     def receive(
-        self, message: ProgramsEnded | ProgramEvents | AbortedCalls | ExchangeService | Question | None, now_s: float
+        self,
+        message: ProgramsEnded | ProgramEvents | AbortedCalls | SpillProgram | ExchangeService | Question | None,
+        now_s: float,
     ) -> dict[str, Any]:
         """Carry out a message.
 
         Returns:
             By the message's type: how many of the programs that have ended were known here, the accounts of the
-            aborted calls that were asked for, or the answer to a question.
+            aborted calls that were asked for, whether KV is being copied, or the answer to a question.
         """
         match message:
             case ProgramsEnded(program_ids=ended, abandoned=abandoned):
@@ -97,6 +100,9 @@ class ControlHandler:
                         self._take_event(event, view, now_s)
             case AbortedCalls(calls):
                 return encode_aborted(self._aborted.take(calls))
+            case SpillProgram(program_id, begins):
+                view = self._table.view(program_id)
+                return {"copying": view is not None and self._kv_order.spill(view, begins=begins)}
             case ExchangeService(elsewhere):
                 return dict(self._policy.exchange(elsewhere))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:

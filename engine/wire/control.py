@@ -93,6 +93,16 @@ class TakeBack(NamedTuple):
     most_cached: int = 0  # a call of which the scheduler has more prompt tokens in its KV cache stays
 
 
+class SpillProgram(NamedTuple):
+    """A control message: the next call of this program runs on another replica, which reads this one's host memory.
+
+    The scheduler answers whether contexts of the program are being copied there.
+    """
+
+    program_id: ProgramId
+    begins: bool  # the copies; otherwise it only asks
+
+
 class ExchangeService(NamedTuple):
     """A control message: what tenants had on other replicas since the last one, in tokens of work.
 
@@ -107,7 +117,8 @@ class Ping(NamedTuple):
 
 
 Question = TakeLearned | TakeKvStats | TakeScheduleStats | TakeState
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeBack | ExchangeService | Question
+Plain = UseHistory | SpillProgram | ExchangeService  # they travel as their fields
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | TakeBack | Plain | Question
 
 
 _QUESTIONS: Final[dict[str, type[Question]]] = {
@@ -115,6 +126,11 @@ _QUESTIONS: Final[dict[str, type[Question]]] = {
     "take_learned": TakeLearned,
     "take_schedule_stats": TakeScheduleStats,
     "take_state": TakeState,
+}
+_PLAIN: Final[dict[type[Plain], str]] = {
+    UseHistory: "use_history",
+    SpillProgram: "spill_program",
+    ExchangeService: "exchange_service",
 }
 
 
@@ -126,9 +142,8 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "calls": [list(each) for each in message.calls]}
-    if isinstance(message, UseHistory | ExchangeService):
-        kind = "use_history" if isinstance(message, UseHistory) else "exchange_service"
-        return {"type": kind, **message._asdict()}
+    if isinstance(message, Plain):
+        return {"type": _PLAIN[type(message)], **message._asdict()}
     if isinstance(message, TakeBack):
         return {"type": "take_back", **message._asdict(), "calls": [list(each) for each in message.calls]}
     return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
@@ -153,6 +168,9 @@ def decode_control(data: object) -> Control | None:
             control = UseHistory(history) if isinstance(history, str) else None
         case "take_back":
             control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")), count(data.get("most_cached")))
+        case "spill_program":
+            if isinstance(program_id := data.get("program_id"), str):
+                control = SpillProgram(ProgramId(program_id), data.get("begins") is True)
         case "exchange_service":
             control = ExchangeService(read_service(data.get("elsewhere")))
         case str(kind) if kind in _QUESTIONS:

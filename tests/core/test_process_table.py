@@ -113,11 +113,26 @@ def test_of_chains_with_equal_service_the_longer_wait_counts(it: Table) -> None:
     assert (it.row.attained.wait_s, it.row.attained.total_wait_s) == (4.0, 6.0)
 
 
-def test_engine_ids_in_the_order_of_first_use(it: Table) -> None:
+def test_engine_ids_in_the_order_of_their_latest_use(it: Table) -> None:
     """The row names each engine that the program has used, once."""
     for number, engine in enumerate(["b", "a", "b"]):
         it.leave(it.arrive(f"c{number}", engine=EngineId(engine)))
-    assert it.row.engine_ids == ["b", "a"]
+    assert it.row.engine_ids == ["a", "b"]
+
+
+def test_a_call_that_goes_elsewhere_is_told_where_the_programs_latest_kv_is(it: Table) -> None:
+    """A program none of whose calls has ended has left no KV anywhere."""
+    a, b = EngineId("a"), EngineId("b")
+    first = it.table.arrive(identity("c1"), None, 0.0)[0]
+    assert it.table.assign(first, a) is None
+    assert it.table.assign(first, b) is None
+    it.leave(first)
+    second = it.table.arrive(identity("c2"), None, 0.0)[0]
+    assert it.table.assign(second, b) is None
+    assert it.table.assign(second, a) == b
+    assert it.table.assign(second, a) is None
+    it.table.lose_engine(a)
+    assert it.table.assign(second, b) is None, "what was on the other engine is lost"
 
 
 def test_threads_metadata(it: Table) -> None:
@@ -461,7 +476,7 @@ def test_a_call_may_be_assigned_to_an_engine_later(it: Table) -> None:
     it.table.assign(call, EngineId("a"))
     it.table.assign(call, EngineId("b"))
     it.table.assign(call, EngineId("a"))
-    assert (call.engine_id, it.row.engine_ids) == ("a", ["a", "b"])
+    assert (call.engine_id, it.row.engine_ids) == ("a", ["b", "a"])
     assert call.earlier_engine_ids == ("a", "b")
 
 

@@ -53,6 +53,7 @@ from weft.engine.wire.control import (
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
+    SpillProgram,
     TakeBack,
     TakeKvStats,
     TakeLearned,
@@ -326,6 +327,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeScheduleStats(),
         TakeState(),
         TakeBack(((ProgramId("p"), CallId("c")),), 3, 512),
+        SpillProgram(ProgramId("p"), begins=True),
         ExchangeService({"acme": 12.5, "": -3.0}),
     ],
 )
@@ -348,6 +350,10 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
         ExchangeService({})
     )
     assert isinstance(decode_control({"type": "exchange_service", "elsewhere": message}), ExchangeService)
+    assert decode_control({"type": "spill_program", "program_id": message, "begins": message}) in (
+        None,
+        SpillProgram(ProgramId(str(message)), begins=message is True),
+    )
     assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
     assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())
 

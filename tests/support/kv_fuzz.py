@@ -24,7 +24,7 @@ from weft.core.policies import POLICIES
 from weft.engine.kv_cache.connector import WorkerReport
 from weft.engine.kv_cache.shared import SharedFolder
 from weft.engine.vllm_compat.names import KVConnectorOutput
-from weft.engine.wire.control import TakeBack, encode_control
+from weft.engine.wire.control import SpillProgram, TakeBack, encode_control
 
 _CALLS = 50
 
@@ -177,6 +177,8 @@ class Run:
             if rng.random() < 0.2:
                 happened(h, "tool_ended", program, "search", took_s=1.0)
             prompt = self.contexts[program] + [rng.randrange(60, 900) for _ in range(rng.randrange(1, 20))]
+            if self.others and rng.random() < 0.5:
+                self._bring_kv(program)
         else:
             program = f"{self.initial}{self.done['calls']}"
             prompt = rng.choice(self.prefixes) + [rng.randrange(60, 900) for _ in range(rng.randrange(3, 80))]
@@ -187,6 +189,18 @@ class Run:
         self.calls[name] = program, prompt, count
         who = {"program_id": program, "program_name": program[:1], "call_id": name}
         h.add(name, prompt=prompt, max_tokens=count, **self.isolated[program], **who)
+
+    def _bring_kv(self, program: str) -> None:
+        """Have the other replicas copy out what they have of a program, and wait for it for some steps, as a router
+        does."""
+        for other in self.others:
+            message = SpillProgram(ProgramId(program), begins=True)
+            for _ in range(self.rng.choice((0, 2, 20))):
+                if not other.h.scheduler(encode_control(message))["copying"]:
+                    break
+                message = message._replace(begins=False)
+                self.done["waits for another replica"] += 1
+                other.h.step()
 
     def _end(self, program: str) -> None:
         del self.contexts[program]

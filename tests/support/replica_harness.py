@@ -34,6 +34,9 @@ class FakeReplica:
         self.go_on.set()
         self.dies_at: int | None = None  # tokens of a call after which the replica dies
         self.begun = 0
+        self.shares_memory = True
+        self.answers: list[Any] = []  # to control messages
+        self.received: list[Any] = []
 
     async def start(self, timeout_s: float) -> None:
         del timeout_s
@@ -51,6 +54,12 @@ class FakeReplica:
 
     async def stop(self) -> None:
         self.detach()
+
+    async def send_to_scheduler(self, message: Any) -> Any:
+        self.received.append(message)
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.answers.pop(0)
 
     async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
         from weft.engine.replicas.base import ReplicaGoneError
@@ -91,6 +100,7 @@ class Harness:
         self.starts_hang = False
         self.forgotten: list[tuple[EngineId, bool]] = []
         self.assigned: list[EngineId] = []
+        self.latest: EngineId | None = None  # the replica with the latest KV of the program
         self.supervisor = Supervisor(
             "m",
             replicas=self.states,
@@ -103,9 +113,13 @@ class Harness:
         self.router = Router(
             self.queue,
             self.supervisor.replica,
-            lambda _call, engine_id: self.assigned.append(engine_id),
+            self.assign,
             self.supervisor.note_death,
         )
+
+    def assign(self, _call: Any, engine_id: EngineId) -> EngineId | None:
+        self.assigned.append(engine_id)
+        return self.latest
 
     def make(self) -> Any:
         self.made.append(FakeReplica(EngineId(f"e/{len(self.made)}"), self.starts))

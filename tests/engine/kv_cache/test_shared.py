@@ -7,19 +7,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from host_programs import call, harness, prompt_of
+from host_programs import call, end, harness, prompt_of
 from kv_fuzz import play_together
 from scheduler_harness import SchedulerHarness, share_memory
 
 from weft.core.errors import SwapError
+from weft.core.ids import ProgramId
 from weft.engine.kv_cache.layout import describe
 from weft.engine.kv_cache.pool import HostPool
 from weft.engine.kv_cache.shared import Found, Part, Shape, SharedFolder, SharedIndex, SharedPools, layout_digest
 from weft.engine.kv_cache.slot_plans import SwapBatch, SwapPlan
 from weft.engine.kv_cache.worker import SwapWorker
+from weft.engine.wire.control import SpillProgram, encode_control
 
 SHAPE = Shape(slots=4, stride=64, ranks=1, model=bytes(32))
 
@@ -264,12 +267,19 @@ class TestWorkers:
             assert pool.slot_stride == 64
 
 
+def asked(h: SchedulerHarness, program: str, *, begins: bool) -> bool:
+    """Tell a scheduler that a program moves, or ask whether its contexts are being copied."""
+    return bool(h.scheduler(encode_control(SpillProgram(ProgramId(program), begins=begins)))["copying"])
+
+
 class TestReplicas:
     """Two schedulers of vLLM without a model."""
 
-    def replicas(self, tmp_path: Path, folder: SharedFolder) -> tuple[SchedulerHarness, SchedulerHarness]:
+    def replicas(
+        self, tmp_path: Path, folder: SharedFolder, **options: Any
+    ) -> tuple[SchedulerHarness, SchedulerHarness]:
         links = [folder.add(number) for number in range(2)]
-        harnesses = {link: harness(tmp_path, shared=link) for link in links}
+        harnesses = {link: harness(tmp_path, shared=link, **options) for link in links}
         share_memory(harnesses)
         one, two = harnesses.values()
         return one, two
@@ -290,6 +300,41 @@ class TestReplicas:
         assert call(two, "second", prompt, "moves", max_tokens=8) >= len(prompt) - 10 - 16
         assert two.scheduler._swap is not None
         assert two.scheduler._swap.counts.moved_tokens >= 80
+
+    def test_a_program_that_moves_finds_what_was_on_the_device_only(self, tmp_path: Path, folder: SharedFolder) -> None:
+        """An idle replica copies it out when it is told, in steps without calls, and says when others can read it."""
+        one, two = self.replicas(tmp_path, folder)
+        prompt = prompt_of(9, 96)
+        call(one, "first", prompt, "moves", max_tokens=8)
+        one.settle()
+        assert one.scheduler._swap is not None
+        assert one.scheduler._swap.stats().used == 0
+        assert asked(one, "unknown", begins=True) is False
+        assert asked(one, "moves", begins=False) is False
+        assert asked(one, "moves", begins=True)
+        one.settle()
+        assert asked(one, "moves", begins=False) is False
+        prompt += one.tokens["first"] + [55] * 10
+        assert call(two, "second", prompt, "moves", max_tokens=8) >= len(prompt) - 10 - 16
+        one.scheduler.check_integrity()
+
+    def test_what_host_memory_has_no_room_for_is_not_waited_for(self, tmp_path: Path, folder: SharedFolder) -> None:
+        one, two = self.replicas(tmp_path, folder, swap_blocks=2)
+        prompt = prompt_of(9, 96)
+        call(one, "first", prompt, "moves", max_tokens=8)
+        asked(one, "moves", begins=True)
+        one.settle()
+        assert asked(one, "moves", begins=False) is False
+        assert call(two, "second", [*prompt, 55], "moves", max_tokens=8) <= 2 * 16
+
+    def test_a_program_that_ends_while_it_moves_is_not_copied(self, tmp_path: Path, folder: SharedFolder) -> None:
+        one, _ = self.replicas(tmp_path, folder)
+        call(one, "first", prompt_of(9, 96), "moves")
+        assert asked(one, "moves", begins=True)
+        end(one, "moves")
+        one.settle()
+        assert one.scheduler._swap is not None
+        assert one.scheduler._swap.stats().used == 0
 
     def test_a_context_that_is_gone_is_computed_again(self, tmp_path: Path, folder: SharedFolder) -> None:
         """Its slots were given to others after it was found, which the worker sees."""

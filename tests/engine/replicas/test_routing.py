@@ -52,6 +52,38 @@ async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(harn
     assert [health.calls for health in harness.health()] == [0, 0]
 
 
+async def test_a_call_waits_until_its_programs_kv_can_be_read_from_elsewhere(harness: Harness) -> None:
+    """The replica that has it is told once, and asked until it is done."""
+    harness.latest = B
+    harness.made[1].answers += [{"copying": True}, {"copying": True}, {"copying": False}]
+    assert await harness.call() == [0, 1]
+    begins = [message["begins"] for message in harness.made[1].received]
+    assert begins == [True, False, False]
+    assert {message["program_id"] for message in harness.made[1].received} == {"p"}
+    assert (harness.assigned, harness.made[0].begun) == ([A], 1)
+
+
+@pytest.mark.parametrize("answers", [[None], []], ids=["dead", "stands still"])
+async def test_a_call_does_not_wait_for_kv_for_ever(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
+) -> None:
+    """It computes what it cannot get."""
+    monkeypatch.setattr("weft.engine.replicas.router._MOST_COPY_S", 0.02)
+    harness.latest = B
+    harness.made[1].answers += answers
+    assert await harness.call() == [0, 1]
+    assert len(harness.made[1].received) == 1
+
+
+async def test_a_replica_whose_memory_nobody_reads_is_asked_for_nothing(harness: Harness) -> None:
+    """Neither is one that has been removed."""
+    harness.made[1].shares_memory = False
+    for latest in (B, EngineId("e/7")):
+        harness.latest = latest
+        assert await harness.call() == [0, 1]
+    assert harness.made[1].received == []
+
+
 async def test_a_call_that_kills_everything_ends_after_three_attempts() -> None:
     """The fourth replica stays alive."""
     harness = Harness()

@@ -78,3 +78,20 @@ async def test_a_program_that_moves_finds_its_kv_though_its_replica_has_died(pai
             assert content(answer) == content(alone)
             await both_ready(pair)
             await push_out(pair, second)
+
+
+async def test_a_program_that_moves_finds_what_only_the_device_had(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Its replica, which is idle and has room for all, copies the context out because the program moves."""
+    first, second = (each.engine_id for each in pair.health()[pair.model])
+    with weft.Program("moves") as program, weft.Program("reference") as reference:
+        text = LONG
+        await ask_at(pair, first, program, text)
+        for replica in (second, first, second):
+            text += "six seven "
+            answer = await ask_at(pair, replica, program, text)
+            account = answer["weft"]
+            assert account["prompt_tokens"] - account["cached_tokens"] < BLOCK_TOKENS
+            assert program.row.engine_ids[-1] == replica  # type: ignore[union-attr]
+            alone = await ask(pair, reference, text, max_tokens=8, cache_salt=f"{replica}{len(text)}".replace("/", "-"))
+            assert alone["weft"]["cached_tokens"] == 0
+            assert content(answer) == content(alone)
