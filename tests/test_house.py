@@ -37,10 +37,11 @@ def test_the_tree_does_not_grow_unseen() -> None:
 
 
 def test_a_call_makes_few_hops() -> None:
-    """Counts of files, of calls and of changes of file, from `ChatWeft.invoke` to vLLM and back."""
+    """Counts of files, of calls and of changes of file, from `ChatWeft.invoke` to vLLM and back. Two threads take turns
+    after the answer, so changes of file differ by one or two from run to run."""
     before, after = hops_of_a_call()
     assert before.within(Hops(files=22, calls=146, changes_of_file=63))
-    assert after.within(Hops(files=20, calls=91, changes_of_file=37))
+    assert after.within(Hops(files=20, calls=91, changes_of_file=40))
 
 
 def test_the_end_of_a_call_makes_few_hops_in_the_scheduler() -> None:
