@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from seeds import write
+from sim_measures import attainment, fairness
 
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, capacity, simulate
@@ -48,7 +49,7 @@ _DRAWN: Final = {"fcfs": "0.45", "atlas": "C0", "fair (atlas)": "C1", "fair": "C
 def in_time(result: SimResult, programs: Sequence[TraceProgram], alone: Mapping[str, float]) -> dict[str, list[float]]:
     """The part of the programs in time, at each of the multiples, by class of tenants."""
     names = {kind: [each.program for each in programs if kind in ("all", each.name)] for kind in (*KINDS, "all")}
-    return {kind: [result.attainment(alone, multiple, of) for multiple in MULTIPLES] for kind, of in names.items()}
+    return {kind: [attainment(result, alone, multiple, of) for multiple in MULTIPLES] for kind, of in names.items()}
 
 
 def measure(
@@ -72,7 +73,7 @@ def measure(
         result = simulate(arriving(made, load * most, seed), replace(base, policy=policy))
         found[name] = {
             "in_time": in_time(result, made, alone),
-            "jain": result.fairness(alone, tenants),
+            "jain": fairness(result, alone, tenants),
             "mean_s": result.mean_latency,
         }
         if at_once:

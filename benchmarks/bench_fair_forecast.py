@@ -23,6 +23,7 @@ from arrival_rates import ALONE_PER_S, arriving
 from common import machine
 from rich.console import Console
 from rich.table import Table
+from sim_measures import attainment, fairness
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.policies import PolicyConfig
@@ -125,8 +126,8 @@ def measure(seed: int, programs: int, load: float, base: SimSettings, inner: str
     found = {}
     for name in ("fair", "fair-graph", "fair-oracle"):
         result = simulate(arriving(made, rate, seed), replace(base, policy=PolicyConfig(name, inner=inner)))
-        found[name] = {kind: result.attainment(alone, SLO, group) for kind, group in groups.items()}
-        found[name] |= {"jain": result.fairness(alone, tenants), "mean_s": result.mean_latency}
+        found[name] = {kind: attainment(result, alone, SLO, group) for kind, group in groups.items()}
+        found[name] |= {"jain": fairness(result, alone, tenants), "mean_s": result.mean_latency}
     return found
 
 

@@ -28,6 +28,7 @@ from common import machine, spread
 from rich.console import Console
 from rich.table import Table
 from seeds import measured, ratio_panels, write
+from sim_measures import attainment
 
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
@@ -139,7 +140,7 @@ def measure(
             "mean": result.mean_latency,
             "p95": result.latency(95),
             "makespan": result.makespan,
-            "in_time": result.attainment(alone, SLO),
+            "in_time": attainment(result, alone, SLO),
             "again": result.counts.again / max(1, result.counts.prompt),
             "moved": result.counts.moved / sum(len(program.calls) for program in programs),
             **use(result, each),

@@ -24,6 +24,31 @@ _MOST_TOOLS: Final = 64  # tools that run in a program at once
 _MOST_PROGRAMS: Final = 100_000  # open programs; the one that was used longest ago then counts as ended
 
 
+class ToolStarted(NamedTuple):
+    """A program waits for a tool from now on. It has made a call before."""
+
+    tool: str
+    run: Hashable = None  # tells this run of a tool from others; one that is known already changes nothing
+
+
+class ToolEnded(NamedTuple):
+    """A tool has returned. Its time is learned, whether a call follows or not."""
+
+    run: Hashable = None  # as in `ToolStarted`; an unknown one changes nothing
+    took_s: float | None = None  # None: since it started
+
+
+class CallAnnounced(NamedTuple):
+    """The next call of a program comes soon. After 30 s it is not expected any more."""
+
+
+class ProgramGone(NamedTuple):
+    """No call of a program will come."""
+
+
+KvEvent = ToolStarted | ToolEnded | CallAnnounced | ProgramGone  # of a program, between its calls or after the last one
+
+
 class _Tool(NamedTuple):
     name: str
     since_s: float
@@ -79,7 +104,7 @@ class Retention(Contexts):
 
         Args:
             chain: The keys of its prompt's full blocks, the first one first. A key stands for all tokens up to there.
-            tool: The tool that has run since the program's last call, if `tool_started` has not named it.
+            tool: The tool that has run since the program's last call, if `ToolStarted` has not named it.
         """
         row = self._programs.get(program)
         hit, found = self._find(program, chain)
@@ -117,7 +142,7 @@ class Retention(Contexts):
         row = self._programs.setdefault(program, OpenProgram(name))
         self._programs.move_to_end(program)
         if len(self._programs) > _MOST_PROGRAMS:
-            self.program_ended(next(iter(self._programs)), now_s)
+            self._program_gone(next(iter(self._programs)))
         row.name = name
         block = self.tree.extend(program, chain, now_s)
         self.tree.pin(block)
@@ -170,51 +195,39 @@ class Retention(Contexts):
         if call.block is not None:
             self._mark(call.block)
 
-    def program_ended(self, program: Hashable, now_s: float) -> None:
-        """No call of a program will come."""
+    # -- what happens between two calls, and after the last one
+
+    def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
+        """Something has happened in a program. Its latest context is decided again."""
+        row = self._programs.get(program)
+        match event:
+            case ToolStarted(tool, run):
+                if row is None or run in row.tools:
+                    return
+                row.tools[run] = _Tool(tool, now_s)
+                if len(row.tools) > _MOST_TOOLS:
+                    del row.tools[next(iter(row.tools))]
+                self._pause_changed(program, row, now_s)
+            case ToolEnded(run, took_s):
+                ended = row.tools.pop(run, None) if row is not None else None
+                if row is None or ended is None:
+                    return
+                self.tool_times.observe(ended.name, now_s - ended.since_s if took_s is None else took_s)
+                self._pause_changed(program, row, now_s)
+            case CallAnnounced():
+                for context in self._paused(program):
+                    context.soon_s = now_s
+                    self._decide(context, now_s)
+            case ProgramGone():
+                self._program_gone(program)
+
+    def _program_gone(self, program: Hashable) -> None:
         self._programs.pop(program, None)
         for context in self.contexts_of(program):
             self._give_up(context)
             block = self.tree.drop_context(context)
             if block is not None:
                 self._mark(block)
-
-    # -- what happens between two calls: tools run, and the next call may be announced
-
-    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: Hashable = None) -> None:
-        """A program waits for a tool from now on. Its latest context is decided again.
-
-        Args:
-            program: The program. It must have made a call.
-            run: Tells this run of a tool from others. A run that is known already changes nothing.
-        """
-        row = self._programs.get(program)
-        if row is None or run in row.tools:
-            return
-        row.tools[run] = _Tool(tool, now_s)
-        if len(row.tools) > _MOST_TOOLS:
-            del row.tools[next(iter(row.tools))]
-        self._pause_changed(program, row, now_s)
-
-    def tool_ended(self, program: Hashable, now_s: float, *, run: Hashable = None, took_s: float | None = None) -> None:
-        """A tool has returned. Its time is learned, whether a call follows or not, and the context is decided again.
-
-        Args:
-            run: As in `tool_started`. An unknown run changes nothing.
-            took_s: How long the tool took; None: since `tool_started`.
-        """
-        row = self._programs.get(program)
-        tool = row.tools.pop(run, None) if row is not None else None
-        if row is None or tool is None:
-            return
-        self.tool_times.observe(tool.name, now_s - tool.since_s if took_s is None else took_s)
-        self._pause_changed(program, row, now_s)
-
-    def call_announced(self, program: Hashable, now_s: float) -> None:
-        """A program announces that its next call comes soon. After 30 s the call is not expected any more."""
-        for context in self._paused(program):
-            context.soon_s = now_s
-            self._decide(context, now_s)
 
     def _paused(self, program: Hashable) -> list[Context]:
         """The latest context of a program, unless a call has come for it or an oracle knows when one will."""
@@ -421,9 +434,9 @@ class TieredRetention(Retention):
         self.spills.pop(context, None)
         self.moving.pop(context, None)
 
-    def program_ended(self, program: Hashable, now_s: float) -> None:
+    def _program_gone(self, program: Hashable) -> None:
         chains = {context: self.chain_of(context) for context in self.contexts_of(program)}
-        super().program_ended(program, now_s)
+        super()._program_gone(program)
         for context, chain in chains.items():
             self._no_spill(context)
             if not self.keeps_ended:

@@ -146,7 +146,7 @@ class SimReplica:
         jump.steps = min(jump.steps, steps)
         return ends_earlier
 
-    def program_ended(self, program: SimProgram, now_s: float) -> bool:
+    def end_program(self, program: SimProgram, now_s: float) -> bool:
         """A program has ended, and none of its calls will come.
 
         Returns whether the jump in progress now ends earlier, because the policy has something to decide.
@@ -157,8 +157,7 @@ class SimReplica:
         self._kv.tick(now_s)
         self._kv.program_ended(program)
         if self.policy.evicts_ended_first and self._settings.evicts_as_scheduled and self._kv.capacity < math.inf:
-            keys = [(program.number, index) for index in range(len(program.spec.calls))]
-            self._ended += filter(self._kv.holds, keys)
+            self._ended += filter(self._kv.holds, program.keys)
             until_s = now_s if self._ended else until_s
         return self._end_jump_by(max(now_s, until_s))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -110,32 +110,6 @@ class SimResult:
     def throughput(self) -> float:
         """Programs that end in a unit of time, from the first arrival to the last end."""
         return len(self.programs) / self.makespan
-
-    def attainment(
-        self, alone: Mapping[str, float], multiple: float = 1.5, programs: Collection[str] | None = None
-    ) -> float:
-        """SLO attainment: the share of programs that end within a multiple of the time that they take alone.
-
-        Args:
-            alone: The latency of each program on an idle engine.
-            multiple: The multiple of that latency.
-            programs: The ids of the programs that count, at least one. None: all.
-        """
-        names = self.programs if programs is None else programs
-        return sum(self.programs[name].latency <= multiple * alone[name] for name in names) / len(names)
-
-    def fairness(self, alone: Mapping[str, float], tenants: Mapping[str, str]) -> float:
-        """Jain's index over tenants of the mean of latency alone / latency: 1 if all tenants are served alike.
-
-        Args:
-            alone: The latency of each program on an idle engine.
-            tenants: The tenant of each program.
-        """
-        speeds: dict[str, list[float]] = {}
-        for name, row in self.programs.items():
-            speeds.setdefault(tenants[name], []).append(alone[name] / row.latency)
-        means = [sum(values) / len(values) for values in speeds.values()]
-        return sum(means) ** 2 / (len(means) * sum(mean * mean for mean in means))
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -154,6 +154,11 @@ class SimProgram:
         of the prompt with which all programs of this name begin."""
         return (self.number, self.index_of[call.parents[0]]) if call.parents else ("name", self.spec.name)
 
+    @property
+    def keys(self) -> list[Hashable]:
+        """The keys of the KV that its calls leave."""
+        return [(self.number, index) for index in range(len(self.spec.calls))]
+
     def open(self, now_s: float, arrival_order: int) -> None:
         """The program arrives. `arrival_order` programs have arrived before."""
         self.start_s = self.view.arrival_s = now_s

@@ -293,7 +293,7 @@ class _Simulation:
     def _end(self, program: SimProgram, now_s: float) -> None:
         """Tell all replicas that a program has ended."""
         for replica in self._replicas:
-            if replica.program_ended(program, now_s):
+            if replica.end_program(program, now_s):
                 self._add_jump_end(replica)
         self._balancer.end_program(ProgramId(program.spec.program))
         self._balancer.end_session(SessionId(program.spec.program))

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+from weft.core.kv_cache.retention import KvEvent, ProgramGone
 from weft.core.kv_cache.stats import ToolStats
 from weft.engine.vllm_compat.names import BlockPool, KVCacheManager, Request
 
@@ -70,17 +71,8 @@ class KvOrder:
     def call_preempted(self, call: CallKv, now_s: float) -> None:
         """A call that ran waits again, and vLLM is about to free its blocks."""
 
-    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: int) -> None:
-        """A program waits for a tool of this name. `run` tells it from other runs of tools."""
-
-    def tool_ended(self, program: Hashable, now_s: float, *, run: int, took_s: float) -> None:
-        """A tool has returned, after so many seconds."""
-
-    def call_announced(self, program: Hashable, now_s: float) -> None:
-        """The next call of a program comes soon."""
-
-    def program_ended(self, program: Hashable, now_s: float) -> None:
-        """No call of a program will come."""
+    def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
+        """Something has happened in a program between two calls, or it has ended."""
 
     def spill(self, program: Hashable, *, begins: bool) -> bool:
         """A program goes on on another replica, which reads this one's host memory.
@@ -216,8 +208,10 @@ class EndedFirstOrder(KvOrder):
                     del self._blocks[each][number]
                 owned.owners.clear()
 
-    def program_ended(self, program: Hashable, now_s: float) -> None:
+    def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
         del now_s
+        if not isinstance(event, ProgramGone):
+            return
         for number in self._blocks.pop(program, ()):
             owned = self._owned[number]
             del owned.owners[program]

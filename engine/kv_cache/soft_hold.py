@@ -17,7 +17,14 @@ from weft.core.kv_cache.contexts import MOST_TURNS, NEXT_TURNS
 from weft.core.kv_cache.eviction_order import LEAST_MOVED, Rotation
 from weft.core.kv_cache.policies import KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block
-from weft.core.kv_cache.retention import Retention, RunningCall, TieredRetention
+from weft.core.kv_cache.retention import (
+    CallAnnounced,
+    KvEvent,
+    ProgramGone,
+    Retention,
+    RunningCall,
+    TieredRetention,
+)
 from weft.core.kv_cache.stats import ToolStats
 from weft.core.policies.steps import StepCosts
 from weft.engine.kv_cache.ahead import Fetches, Spills
@@ -114,7 +121,7 @@ class SoftHold(KvOrder):
             if request.num_output_tokens:
                 self.retention.call_ended(running, now_s, tool=call.next_tool)
                 if call.is_next_soon:
-                    self.retention.call_announced(call.program, now_s)
+                    self.retention.happened(call.program, CallAnnounced(), now_s)
             else:
                 self.retention.call_aborted(running, now_s)
 
@@ -125,21 +132,12 @@ class SoftHold(KvOrder):
             self._grow(running, call, now_s)
             self.retention.call_preempted(running, now_s)
 
-    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: int) -> None:
-        self.retention.tool_started(program, tool, now_s, run=run)
-        self._context_changed(program)
-
-    def tool_ended(self, program: Hashable, now_s: float, *, run: int, took_s: float) -> None:
-        self.retention.tool_ended(program, now_s, run=run, took_s=took_s)
-        self._context_changed(program)
-
-    def call_announced(self, program: Hashable, now_s: float) -> None:
-        self.retention.call_announced(program, now_s)
-        self._context_changed(program)
-
-    def program_ended(self, program: Hashable, now_s: float) -> None:
-        self.retention.program_ended(program, now_s)
-        self._order_changed()
+    def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
+        self.retention.happened(program, event, now_s)
+        if isinstance(event, ProgramGone):
+            self._order_changed()
+        else:
+            self._context_changed(program)
 
     def use_prefill_speed(self, token_s: float) -> None:
         if token_s > 0:  # steps that are all alike do not tell
@@ -448,9 +446,9 @@ class TieredHold(SoftHold):
         super().call_preempted(call, now_s)
         self._fetches.looks = True
 
-    def program_ended(self, program: Hashable, now_s: float) -> None:
+    def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
         self._tiered.keeps_ended = self._store.copies_beside
-        super().program_ended(program, now_s)
+        super().happened(program, event, now_s)
         self._fetches.looks = True
 
     def spill(self, program: Hashable, *, begins: bool) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.core.policies import Policy, ProgramView
+from weft.core.kv_cache.retention import CallAnnounced, KvEvent, ToolEnded, ToolStarted
+from weft.core.policies import Policy
 from weft.core.policies.history import History
 from weft.core.policies.queues.levels import Levels, ScheduleStats
 from weft.engine.kv_cache.order import KvOrder
@@ -97,7 +98,7 @@ class ControlHandler:
             case ProgramEvents(events):
                 for event in events:
                     if (view := self._table.view(event.program_id)) is not None:
-                        self._take_event(event, view, now_s)
+                        self._kv_order.happened(view, _kv_event(event), now_s)
             case AbortedCalls(calls):
                 return encode_aborted(self._aborted.take(calls))
             case SpillProgram(program_id, begins):
@@ -127,10 +128,12 @@ class ControlHandler:
         waiting = (entry.call.rank.level for entry in entries if not entry.running)
         return self._levels.stats(running, waiting, self._policy.promotions)
 
-    def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
-        if event.kind is EventKind.TOOL_STARTED:
-            self._kv_order.tool_started(program, event.tool, now_s, run=event.run)
-        elif event.kind is EventKind.TOOL_ENDED:
-            self._kv_order.tool_ended(program, now_s, run=event.run, took_s=event.took_s)
-        else:
-            self._kv_order.call_announced(program, now_s)
+
+def _kv_event(event: ProgramEvent) -> KvEvent:
+    match event.kind:
+        case EventKind.TOOL_STARTED:
+            return ToolStarted(event.tool, event.run)
+        case EventKind.TOOL_ENDED:
+            return ToolEnded(event.run, event.took_s)
+        case EventKind.PREFETCH:
+            return CallAnnounced()

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from weft.core.kv_cache.fetch_ahead import loads_beside
 from weft.core.kv_cache.policies import KvPolicyConfig
+from weft.core.kv_cache.retention import ProgramGone
 from weft.core.policies import Call, KvSize, Policy, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.order import CallKv, KvOrder
@@ -145,7 +146,7 @@ class WeftScheduler(AsyncScheduler):
         return make_order(evicts_by.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
 
     def _program_gone(self, program: ProgramView) -> None:
-        self._kv_order.program_ended(program, self._clock())
+        self._kv_order.happened(program, ProgramGone(), self._clock())
         self._kv_accounts.forget(program)
 
     def _now_s(self) -> float:

@@ -44,7 +44,6 @@ from weft.engine.vllm_compat.names import (
     sha256,
 )
 from weft.engine.wire.control import ProgramsEnded, encode_control
-from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
 MOST_CALL_TOKENS = 4096  # the bare scheduler's model has no longer contexts
 
@@ -83,7 +82,6 @@ class ReplayedScheduler:
         self.clock = Clock(counts_steps=True, timer=lambda: self.clock.steps * STEP_S)
         self.meter = Meter()
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        config = SchedulerConfig(baseline.policy, trust_clients=True, kv_policy=baseline.kv_policy)
         self._scheduler: Any = make_scheduler(
             metered(WeftScheduler, self.meter, self.clock, is_weft=True),
             folder,
@@ -94,7 +92,7 @@ class ReplayedScheduler:
             max_num_seqs=settings.batch_size,
             max_num_batched_tokens=settings.chunk_tokens,
             enable_prefix_caching=True,
-            additional_config={"weft": encode_config(config)},
+            additional_config=baseline.config(),
             **swapping((1 << 26) * baseline.swaps, 0),
         )
         self._swaps = baseline.swaps

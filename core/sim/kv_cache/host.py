@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from weft.core.sim.kv_cache.blocks import BlockNode
 from weft.core.sim.kv_cache.cache import KvCache, Segment
@@ -80,10 +80,9 @@ class HostMemory(KvCache):
         self._evict()
         return copied
 
-    def program_ended(self, program: SimProgram) -> None:
-        """Only other programs can use the copies of a program from now on."""
+    def evict_first(self, keys: Iterable[Hashable]) -> None:
         if self._ended_first:
-            copies = (self._index.get((program.number, index)) for index in range(len(program.spec.calls)))
+            copies = map(self._index.get, keys)
             self._ended.update(dict.fromkeys(each for each in copies if each is not None))
 
     def _next_leaf(self) -> Segment:

@@ -20,7 +20,7 @@ from weft.core.errors import SimulationError
 from weft.core.kv_cache.eviction_order import EvictionOrder, EvictionRank, Leaf
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicy, KvPolicyConfig, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
-from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.kv_cache.retention import ProgramGone, Retention, RunningCall
 from weft.core.prediction import KnownTime
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
@@ -318,7 +318,7 @@ class _Replay:
                 self._end(retention, call, now_s)
             else:
                 for each in self._retentions:
-                    each.program_ended(call.program, now_s)
+                    each.happened(call.program, ProgramGone(), now_s)
             if self._check is not None:
                 self._check(retention)
             if (position + 1) % _REPORT_EVERY == 0:

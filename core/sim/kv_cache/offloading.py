@@ -12,7 +12,7 @@ from weft.core.sim.kv_cache.host import HostMemory
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.sim_programs import SimCall, SimProgram
+from weft.core.sim.sim_programs import SimCall
 
 
 class OffloadingKvCache(PolicyKvCache):
@@ -24,7 +24,7 @@ class OffloadingKvCache(PolicyKvCache):
 
     def __init__(self, settings: SimSettings, policy: KvPolicy, host: HostMemory, counts: Counts) -> None:
         super().__init__(settings, policy)
-        self._host = host
+        self._host: HostMemory = host
         self._counts = counts
         self._token_s = settings.timing.copy_token_s
         self._until_s = 0.0  # when the last copy back to the device is done
@@ -45,7 +45,3 @@ class OffloadingKvCache(PolicyKvCache):
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
         super().call_preempted(call, segment)
         self._counts.spilled += self._host.keep(call, 0, segment.end)
-
-    def program_ended(self, program: SimProgram) -> None:
-        super().program_ended(program)
-        self._host.program_ended(program)

@@ -14,6 +14,7 @@ from weft.core.kv_cache.eviction_order import LEAST_MOVED, EvictionRank, Group, 
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
 from weft.core.policies.steps import StepCosts
 from weft.core.sim.kv_cache.cache import KvCache, Segment
+from weft.core.sim.kv_cache.host import HostMemory
 from weft.core.sim.kv_cache.segment_contexts import EPOCH_S, SegmentContexts
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.sim_programs import SimCall, SimProgram
@@ -36,6 +37,7 @@ class PolicyKvCache(KvCache):
         # If prompts take no time, assume the default, as an engine does until it has measured.
         self._prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
         self._copy_token_s = copy_token_s
+        self._host: HostMemory | None = None
         self._now_s = self._queue_s = self._next_epoch_s = -math.inf
         # As in `weft.core.kv_cache.eviction_order`: leaves are ranked when something has happened to them and somebody
         # asks what goes next, when their hold expires, and once in each epoch.
@@ -107,9 +109,11 @@ class PolicyKvCache(KvCache):
             leaf = leaf.parent
 
     def program_ended(self, program: SimProgram) -> None:
-        self._contexts.program_ended(program)
+        self._contexts.end_program(program)
         if self._front_programs:  # something is worth less than what somebody needs
             self._front.clear()
+        if self._host is not None:
+            self._host.evict_first(program.keys)
 
     def release(self, own: Segment) -> None:
         super().release(own)
@@ -206,6 +210,9 @@ class PolicyKvCache(KvCache):
 
     def decided(self, context: Context) -> None:
         """A context was decided again."""
+
+    def left_behind(self, context: Context) -> None:
+        """The program of a context has ended."""
 
     def given_up(self, context: Context) -> None:
         """Nobody needs a context any more."""

@@ -156,16 +156,12 @@ class SegmentContexts(Contexts):
                 found.append(index)
         return found
 
-    def program_ended(self, program: SimProgram) -> None:
+    def end_program(self, program: SimProgram) -> None:
         """No call of a program will come."""
-        for context in self.contexts_of(program):
+        for context in self._contexts.pop(program.number, {}).values():
             self._give_up(context)
+            self._cache.left_behind(context)
             self._drop(context)
-        self._contexts.pop(program.number, None)
-
-    def contexts_of(self, program: SimProgram) -> list[Context]:
-        """The contexts of a program."""
-        return list(self._contexts.get(program.number, {}).values())
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:

@@ -21,7 +21,7 @@ from weft.core.sim.kv_cache.offloading import OffloadingKvCache
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.sim_programs import SimCall, SimProgram
+from weft.core.sim.sim_programs import SimCall
 from weft.core.sim.step_time import StepTime
 
 _FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
@@ -47,7 +47,7 @@ class TieredKvCache(PolicyKvCache):
         self, settings: SimSettings, policy: KvPolicy, host: HostMemory, copy_token_s: float, counts: Counts
     ) -> None:
         super().__init__(settings, policy, copy_token_s)
-        self._host = host
+        self._host: HostMemory = host
         self._counts = counts
         self._fetches_ahead = settings.fetches_ahead
         self._spill_tokens = self._whole_blocks(spill_ahead.STEP_BYTES / settings.kv_token_bytes)  # in one step
@@ -148,25 +148,18 @@ class TieredKvCache(PolicyKvCache):
         return self._host.keep(call, 0, tokens)
 
     def call_ended(self, call: SimCall, segment: Segment) -> None:
-        self._running[call.owner.number] -= 1
-        self._runs -= 1
+        self._stopped(call)
         super().call_ended(call, segment)
 
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        self._running[call.owner.number] -= 1
-        self._runs -= 1
+        self._stopped(call)
         super().call_preempted(call, segment)
 
-    def program_ended(self, program: SimProgram) -> None:
-        if self._is_beside:
-            for context in self._contexts.contexts_of(program):
-                if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
-                    self._left[self._contexts.call_of[context]] = None
-            while len(self._left) > spill_ahead.MOST_LEFT:
-                del self._left[next(iter(self._left))]
-        super().program_ended(program)
-        self._running.pop(program.number, None)
-        self._host.program_ended(program)
+    def _stopped(self, call: SimCall) -> None:
+        self._runs -= 1
+        self._running[call.owner.number] -= 1
+        if not self._running[call.owner.number]:
+            del self._running[call.owner.number]
 
     # -- contexts
 
@@ -176,6 +169,12 @@ class TieredKvCache(PolicyKvCache):
             self._see_host(context)
         if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
             self._spills[context] = None
+
+    def left_behind(self, context: Context) -> None:
+        if self._is_beside and context.decision.action is Action.SPILL and context.tokens and not context.on_host:
+            self._left[self._contexts.call_of[context]] = None
+            if len(self._left) > spill_ahead.MOST_LEFT:
+                del self._left[next(iter(self._left))]
 
     def given_up(self, context: Context) -> None:
         super().given_up(context)
@@ -270,7 +269,7 @@ class TieredKvCache(PolicyKvCache):
         self._copy(copied)
         if begin + copied >= end or not copied:
             del self._left[call]
-            self._host.program_ended(call.owner)
+            self._host.evict_first(call.owner.keys)
 
     # -- copies back
 

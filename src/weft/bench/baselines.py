@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, POLICIES, PolicyConfig
+from weft.core.sim import SimSettings
+from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,25 @@ class Baseline:
         if self.policy is not None:
             return self.policy
         return PolicyConfig("priority" if self.stock == "priority" else "fcfs")
+
+    def config(self) -> dict[str, Any]:
+        """What Weft's scheduler reads of vLLM's `additional_config`. vLLM's own scheduler has none."""
+        if self.policy is None:
+            return {}
+        return {"weft": encode_config(SchedulerConfig(self.policy, trust_clients=True, kv_policy=self.kv_policy))}
+
+    def simulated_on(self, engine: SimSettings) -> SimSettings:
+        """A simulated engine that schedules the same way. Its host memory is never full."""
+        evicts = self.kv_policy
+        return replace(
+            engine,
+            policy=self.simulated,
+            chunked_prefill=not self.plain,
+            prefix_cache=not self.plain,
+            preemption="swap" if self.swaps else "recompute",
+            kv_policy=evicts,
+            host_kv_tokens=math.inf if self.swaps and evicts and not evicts.follows_use else 0,
+        )
 
 
 BASELINES: Final[dict[str, Baseline]] = {

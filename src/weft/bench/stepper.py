@@ -138,11 +138,8 @@ class Stepper:
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
         from weft.engine.scheduler import WeftScheduler
-        from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
-        config = SchedulerConfig(self._baseline.policy, trust_clients=True, kv_policy=self._baseline.kv_policy)
-        weft = encode_config(config)
-        arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": weft}}
+        arguments: dict[str, Any] = {"scheduler_cls": WeftScheduler, "additional_config": self._baseline.config()}
         if self._baseline.swaps:
             from weft.engine.kv_cache.connector import transfer_config
 

@@ -22,7 +22,7 @@ from weft.core.kv_cache.policies import (
     KvPolicyConfig,
     Memory,
 )
-from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.kv_cache.retention import CallAnnounced, ProgramGone, Retention, RunningCall, ToolEnded, ToolStarted
 
 MEMORY = Memory(0.5, 100, 1e-3)
 
@@ -93,7 +93,7 @@ def test_ended_programs_go_first_but_not_what_open_ones_share() -> None:
     play(kept, "old", "oo", 1.0)
     play(kept, "p", "sp", 2.0)
     play(kept, "q", "sq", 3.0)
-    kept.program_ended("q", 4.0)
+    kept.happened("q", ProgramGone(), 4.0)
     assert evicted(kept, 5.0) == ["sq", "oo", "o", "sp", "s"]
 
 
@@ -148,8 +148,8 @@ def test_a_prefix_that_programs_share_outlives_them() -> None:
     play(kept, "p", "sp", 2.0)
     play(kept, "q", "sq", 3.0)
     play(kept, "open", "o", 2.5)
-    kept.program_ended("p", 4.0)
-    kept.program_ended("q", 4.0)
+    kept.happened("p", ProgramGone(), 4.0)
+    kept.happened("q", ProgramGone(), 4.0)
     assert evicted(kept, 5.0) == ["sp", "sq", "o", "s"]
 
 
@@ -234,11 +234,11 @@ def victims_of(policy: str, seed: int, start_s: float) -> list[list[Hashable]]:
         if what < 0.6:
             play(kept, program, rng.choice("xyz") + program + "abcd"[: rng.randrange(5)], now_s)
         elif what < 0.7:
-            kept.tool_started(program, rng.choice(("slow", "quick")), now_s, run=1)
+            kept.happened(program, ToolStarted(rng.choice(("slow", "quick")), 1), now_s)
         elif what < 0.8:
-            kept.tool_ended(program, now_s, run=1)
+            kept.happened(program, ToolEnded(1), now_s)
         elif what < 0.85:
-            kept.program_ended(program, now_s)
+            kept.happened(program, ProgramGone(), now_s)
         elif what < 0.9:
             kept.epoch(Memory(rng.choice((0.5, 0.8, 0.95)), 100, 1e-3), now_s)
         else:
@@ -261,7 +261,7 @@ def test_all_contexts_are_compared_with_what_is_cached_now() -> None:
     for now_s in (4.0, 5.0):
         kept.order.next_blocks(1, now_s)
         ranks.append(kept.order.peek(now_s))
-        kept.program_ended("huge", now_s)
+        kept.happened("huge", ProgramGone(), now_s)
         while (block := kept.order.peek(now_s + 0.5)) is not None and block[1].program == "huge":
             kept.order.evict(now_s + 0.5)
     assert [(rank.worth, block.key) for rank, block in filter(None, ranks)] == [(-1.0, "hugehugehuge"), (-1.0, "abc")]
@@ -299,8 +299,8 @@ def test_the_tool_decides_once_its_name_is_known() -> None:
         kept.tool_times.observe("quick", 1.0)
     play(kept, "p", "a", 1.0)
     play(kept, "q", "b", 2.0)
-    kept.tool_started("p", "quick", 2.0)
-    kept.tool_started("q", "slow", 2.0)
+    kept.happened("p", ToolStarted("quick"), 2.0)
+    kept.happened("q", ToolStarted("slow"), 2.0)
     assert evicted(kept, 2.0) == ["b", "a"]
 
 
@@ -317,10 +317,10 @@ def test_a_tool_that_has_returned_is_not_waited_for_any_more() -> None:
     known(kept, slow=100.0, quick=10.0)
     play(kept, "p", "a", 1.0)
     play(kept, "q", "b", 2.0)
-    kept.tool_started("p", "slow", 2.0, run=1)
-    kept.tool_started("q", "quick", 2.0, run=2)
+    kept.happened("p", ToolStarted("slow", 1), 2.0)
+    kept.happened("q", ToolStarted("quick", 2), 2.0)
     assert kept.order.next_blocks(2, 3.0) == ["a", "b"]
-    kept.tool_ended("p", 3.0, run=1, took_s=1.0)
+    kept.happened("p", ToolEnded(1, 1.0), 3.0)
     assert kept.order.next_blocks(2, 3.0) == ["b", "a"]
     assert len(kept.tool_times.of("slow")) == 21
 
@@ -329,14 +329,14 @@ def test_a_message_of_a_tool_that_comes_twice_changes_nothing() -> None:
     """Nor does the end of a tool that is not known to run, of a program that is not known, or of none."""
     kept = retention("next-use")
     play(kept, "p", "a", 1.0)
-    kept.tool_started("p", "slow", 2.0, run=1)
-    kept.tool_started("p", "slow", 9.0, run=1)
+    kept.happened("p", ToolStarted("slow", 1), 2.0)
+    kept.happened("p", ToolStarted("slow", 1), 9.0)
     (context,) = kept.tree.contexts_of("p")
     assert (context.tool, context.since_s) == ("slow", 2.0)
     for run in (1, 1, 7):
-        kept.tool_ended("p", 10.0, run=run, took_s=8.0)
-    kept.tool_ended("unknown", 10.0, run=1)
-    kept.tool_started("unknown", "slow", 10.0)
+        kept.happened("p", ToolEnded(run, 8.0), 10.0)
+    kept.happened("unknown", ToolEnded(1), 10.0)
+    kept.happened("unknown", ToolStarted("slow"), 10.0)
     assert len(kept.tool_times.of("slow")) == 1
 
 
@@ -348,10 +348,10 @@ def test_of_tools_side_by_side_the_one_that_takes_longest_counts() -> None:
     (context,) = kept.tree.contexts_of("p")
     tools = []
     for run, tool in enumerate(("quick", "slow", "quick")):
-        kept.tool_started("p", tool, 2.0, run=run)
+        kept.happened("p", ToolStarted(tool, run), 2.0)
         tools.append(context.tool)
     for run in (0, 1, 2):
-        kept.tool_ended("p", 3.0, run=run)
+        kept.happened("p", ToolEnded(run), 3.0)
         tools.append(context.tool)
     assert tools == ["quick", "slow", "slow", "slow", "quick", None]
 
@@ -362,9 +362,9 @@ def test_tools_whose_ends_are_lost_are_forgotten() -> None:
     play(kept, "p", "a", 1.0)
     (context,) = kept.tree.contexts_of("p")
     for run in range(1000):
-        kept.tool_started("p", f"lost {run}", 2.0, run=run)
+        kept.happened("p", ToolStarted(f"lost {run}", run), 2.0)
     assert len(kept._programs["p"].tools) == 64
-    kept.tool_started("p", "new", 2.0 + MOST_HOLD_S + 1, run="new")
+    kept.happened("p", ToolStarted("new", "new"), 2.0 + MOST_HOLD_S + 1)
     assert list(kept._programs["p"].tools) == ["new"]
     kept.epoch(kept.memory, 3.0 + 3 * MOST_HOLD_S)
     assert context.decision.action is Action.LEAVE
@@ -378,10 +378,10 @@ def test_an_announced_call_keeps_its_context_for_a_while(policy: str) -> None:
     play(kept, "p", "a", 1.0)
     play(kept, "q", "b", 2.0)
     kept.observe_memory(Memory(0.85, 100, 1e-3))
-    kept.tool_started("p", "slow" if policy == "next-use" else "quick", 2.0, run=1)
-    kept.tool_started("q", "quick", 2.0, run=1)
-    kept.call_announced("p", 20.0)
-    kept.call_announced("unknown", 20.0)
+    kept.happened("p", ToolStarted("slow" if policy == "next-use" else "quick", 1), 2.0)
+    kept.happened("q", ToolStarted("quick", 1), 2.0)
+    kept.happened("p", CallAnnounced(), 20.0)
+    kept.happened("unknown", CallAnnounced(), 20.0)
     kept.epoch(kept.memory, 21.0)
     assert kept.order.next_blocks(2, 21.0) == ["b", "a"]
     kept.epoch(kept.memory, 20.0 + MOST_SOON_S)
@@ -403,11 +403,11 @@ def test_parts_of_an_epoch_are_a_whole_one() -> None:
         known(kept, slow=10.0)
         for number, program in enumerate("pqr"):
             play(kept, program, program.upper(), 1.0 + number)
-            kept.tool_started(program, "slow", 1.0 + number, run=1)
+            kept.happened(program, ToolStarted("slow", 1), 1.0 + number)
     later = Memory(0.8, 100, 1e-3)
     items = parts.to_revisit()
     for kept in (whole, parts):
-        kept.program_ended("q", 9.0)
+        kept.happened("q", ProgramGone(), 9.0)
         kept.block_evicted("Q")
     whole.epoch(later, 9.0)
     parts.observe_memory(later)
@@ -476,7 +476,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(program=st.sampled_from("pqrs"))
     def end_program(self, program: str) -> None:
         self.now_s += 1
-        self.kept.program_ended(program, self.now_s)
+        self.kept.happened(program, ProgramGone(), self.now_s)
         self.open.discard(program)
         self.contexts = [each for each in self.contexts if each[0] != program]
 
@@ -559,8 +559,8 @@ def test_a_spill_goes_first_once_it_is_copied() -> None:
         kept.tool_times.observe("slow", 100.0)
     play(kept, "p", "ab", 1.0)
     play(kept, "q", "c", 0.5)
-    kept.tool_started("p", "slow", 1.0)
-    kept.tool_started("q", "slow", 1.0)
+    kept.happened("p", ToolStarted("slow"), 1.0)
+    kept.happened("q", ToolStarted("slow"), 1.0)
     first, second = kept.epoch(full, 1.5)
     assert [kept.chain_of(each) for each in (first, second)] == [["a", "ab"], ["c"]]
     assert kept.order.next_blocks(1, 1.5) == ["c"]
@@ -576,13 +576,13 @@ def test_whatever_is_held_an_allocation_finds_blocks(policy: str) -> None:
     kept = retention(policy)
     for number in range(100):
         play(kept, f"p{number}", f"{chr(200 + number)}abc", 1.0)
-        kept.tool_started(f"p{number}", "never", 1.0)
+        kept.happened(f"p{number}", ToolStarted("never"), 1.0)
     for step in range(20):
         kept.epoch(Memory(0.5 + step / 40, 50, 1e-4, 1e-5), 2.0 + step)
         assert all(kept.order.evict(2.0 + step) for _ in range(20))
         kept.check_integrity()
     assert len(kept.tree) == 0
     for number in range(100):
-        kept.program_ended(f"p{number}", 99.0)
+        kept.happened(f"p{number}", ProgramGone(), 99.0)
     assert kept.held_tokens == 0
     assert kept.order.next_blocks(1, math.inf) == []

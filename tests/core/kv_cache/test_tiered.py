@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.core.kv_cache.host_tier import HostTier
 from weft.core.kv_cache.policies import KvPolicyConfig, Memory
-from weft.core.kv_cache.retention import TieredRetention
+from weft.core.kv_cache.retention import ProgramGone, TieredRetention
 
 MEMORY = Memory(0.0, 0, 1e-3, copy_token_s=1e-5)
 CHAIN = ["a0", "a1", "a2"]
@@ -41,7 +41,7 @@ def test_what_an_ended_program_has_left_goes_before_what_is_needed() -> None:
     retention.host.slots["b0"] = 3
     retention.host.unpin(end)
     retention.keeps_ended = True
-    retention.program_ended("p", 3.0)
+    retention.happened("p", ProgramGone(), 3.0)
     assert retention.host.held(CHAIN) == len(CHAIN)
     assert retention.contexts_anywhere() == [needed]
     assert retention.host.evict(1, retention.host.rank_of(needed, 4.0), 4.0) == 1
@@ -54,7 +54,7 @@ def test_a_copy_back_may_end_after_its_program() -> None:
     retention = lost_context()
     (context,) = retention.contexts_of("p")
     retention.keeps_ended = True
-    retention.program_ended("p", 2.0)
+    retention.happened("p", ProgramGone(), 2.0)
     retention.fetched(context, CHAIN, 3.0)
     assert retention.order.next_blocks(3, 4.0) == CHAIN[::-1]
     retention.check_integrity()
@@ -67,7 +67,7 @@ def test_what_ended_programs_have_left_is_copied_only_where_copies_delay_nobody(
     for keeps_ended, left in ((False, []), (True, [CHAIN])):
         retention.call_ended(retention.call_began("p", "agent", CHAIN, 0.0), 1.0)
         retention.keeps_ended = keeps_ended
-        retention.program_ended("p", 2.0)
+        retention.happened("p", ProgramGone(), 2.0)
         assert list(retention.left.values()) == left
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.kv_cache.host_tier import HostTier
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig, Memory
-from weft.core.kv_cache.retention import RunningCall, TieredRetention
+from weft.core.kv_cache.retention import ProgramGone, RunningCall, TieredRetention, ToolEnded, ToolStarted
 
 BLOCK_TOKENS = 16
 SLOTS = 6
@@ -82,16 +82,16 @@ class TieredMachine(RuleBasedStateMachine):
 
     @rule(program=PROGRAMS, tool=st.sampled_from(["search", "run"]))
     def tool_runs(self, program: str, tool: str) -> None:
-        self.tiered.tool_started(program, tool, self.now_s, run=1)
+        self.tiered.happened(program, ToolStarted(tool, 1), self.now_s)
 
     @rule(program=PROGRAMS)
     def tool_returns(self, program: str) -> None:
-        self.tiered.tool_ended(program, self.now_s, run=1)
+        self.tiered.happened(program, ToolEnded(1), self.now_s)
 
     @rule(program=PROGRAMS)
     def program_ends(self, program: str) -> None:
         """No context of it is left, on the device or in host memory."""
-        self.tiered.program_ended(program, self.now_s)
+        self.tiered.happened(program, ProgramGone(), self.now_s)
         self.ended.add(program)
         assert not self.tiered.contexts_of(program)
         assert not self.host.tree.contexts_of(program)
@@ -220,7 +220,7 @@ class TieredMachine(RuleBasedStateMachine):
         """When all programs have ended, nothing is left."""
         if hasattr(self, "tiered"):
             for program in "pqrs":
-                self.tiered.program_ended(program, self.now_s)
+                self.tiered.happened(program, ProgramGone(), self.now_s)
             assert not self.host.slots
             assert sorted(self.free) == list(range(SLOTS))
             assert len(self.host.tree) == 0

@@ -203,13 +203,13 @@ def test_a_closed_loop_has_at_least_one_program() -> None:
 def told(monkeypatch: pytest.MonkeyPatch, drawn: list[TraceProgram]) -> list[tuple[str, float]]:
     """The programs that the engine was told to have ended, and when."""
     ends: list[tuple[str, float]] = []
-    program_ended = SimReplica.program_ended
+    end_program = SimReplica.end_program
 
     def spy(replica: SimReplica, program: SimProgram, now_s: float) -> bool:
         ends.append((program.view.program_id, now_s))
-        return program_ended(replica, program, now_s)
+        return end_program(replica, program, now_s)
 
-    monkeypatch.setattr(SimReplica, "program_ended", spy)
+    monkeypatch.setattr(SimReplica, "end_program", spy)
     simulate(drawn, SimSettings(PolicyConfig("auto"), unit_steps=True))
     return ends
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -120,27 +119,22 @@ def _simulate(
 def simulated_engine(
     settings: BenchSettings, baseline: Baseline, step_time: StepTime, max_call_tokens: int
 ) -> SimSettings:
-    """The engine of a baseline as the simulator has it. Host memory is never full, and KV is as small as that of the
-    tiny model, so a step copies all that is due, and waits for it, because the engine is on a CPU.
+    """The engine of a baseline as the simulator has it. KV is as small as that of the tiny model, so a step copies all
+    that is due, and waits for it, because the engine is on a CPU.
 
     Args:
         max_call_tokens: the most tokens of a call, which without chunks is the least that a step can compute.
     """
-    return SimSettings(
-        policy=baseline.simulated,
+    engine = SimSettings(
         batch_size=settings.batch_size,
         kv_tokens=settings.kv_capacity_tokens,
         block_tokens=BLOCK_TOKENS,
         chunk_tokens=max(settings.chunk_tokens, max_call_tokens) if baseline.plain else settings.chunk_tokens,
-        chunked_prefill=not baseline.plain,
-        prefix_cache=not baseline.plain,
-        preemption="swap" if baseline.swaps else "recompute",
-        kv_policy=baseline.kv_policy,
-        host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy and not baseline.kv_policy.follows_use else 0,
         copies_beside=False,
         kv_token_bytes=1,
         step_time=step_time,
     )
+    return baseline.simulated_on(engine)
 
 
 def _seconds_of_steps(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:
