@@ -180,7 +180,7 @@ class HostPool:
         table: the owner of each slot.
         lock: held while a swap is done or handed to a GPU, and by `close`.
         slot_bytes: bytes of a block with all its layers.
-        slot_stride: bytes from one slot to the next, `slot_bytes` rounded up to a multiple of 64.
+        slot_stride: bytes from one slot to the next: `slot_bytes` rounded up to a multiple of 64, or what `arena` has.
     """
 
     def __init__(self, slots: int, slot_bytes: int, *, pinned: bool = False, arena: torch.Tensor | None = None) -> None:
@@ -190,7 +190,7 @@ class HostPool:
             slots: the number of slots.
             slot_bytes: bytes of a block with all its layers, `CacheLayout.slot_bytes`.
             pinned: page-lock the arena. A GPU's copy engine needs that to copy while the GPU computes.
-            arena: memory to use, `(slots, stride_of(slot_bytes))` bytes; None: memory that nobody else has.
+            arena: memory to use, `(slots, stride)` bytes, whose slots may be larger; None: memory that nobody else has.
 
         Raises:
             SwapArgumentError: `slots` or `slot_bytes` is not positive.
@@ -201,10 +201,10 @@ class HostPool:
         if slot_bytes < 1:
             raise SwapArgumentError(f"slot_bytes is {slot_bytes}. Pass the layout's slot_bytes, which is at least 1.")
         self.slot_bytes = slot_bytes
-        self.slot_stride = stride_of(slot_bytes)
         self.lock = threading.Lock()
         self._before_close: list[Callable[[], None]] = []
-        arena = _reserve(slots, self.slot_stride) if arena is None else arena
+        arena = _reserve(slots, stride_of(slot_bytes)) if arena is None else arena
+        self.slot_stride = arena.shape[1]
         if pinned:
             _pin(arena)
         self._arena: torch.Tensor | None = arena

@@ -29,7 +29,7 @@ import torch
 from weft.core.errors import SwapError
 from weft.engine.kv_cache.kernel import Swapper
 from weft.engine.kv_cache.layout import CacheLayout
-from weft.engine.kv_cache.pool import HostPool, stride_of
+from weft.engine.kv_cache.pool import HostPool
 from weft.engine.kv_cache.slot_plans import SwapBatch
 from weft.engine.processes.run_folder import RunFolder
 
@@ -226,8 +226,6 @@ class _Known:
 
     def update(self) -> None:
         now = self.part.changes
-        if now == self.changes:
-            return
         changed, self.changes = self.part.changed(self.changes), now
         for slot in changed:
             self.forget(slot)
@@ -346,7 +344,6 @@ class SharedPools:
         self._folder, self._shape, self._rank = link.parent, shape, rank
         self._own = int(link.name)
         self._parts = {self._own: Part(link, shape)}
-        self._digest = 0
 
     def own_pool(self, layout: CacheLayout, digest: int) -> HostPool:
         """The pool of this worker.
@@ -356,9 +353,9 @@ class SharedPools:
             digest: Their `layout_digest`.
 
         Raises:
-            SwapError: Its blocks have another size than the scheduler thinks, or memory cannot be page-locked.
+            SwapError: Its blocks are larger than the scheduler thinks, or memory cannot be page-locked.
         """
-        if stride_of(layout.slot_bytes) != self._shape.stride:
+        if layout.slot_bytes > self._shape.stride:
             raise SwapError(f"a block has {layout.slot_bytes} bytes here, and {self._shape.stride} elsewhere.")
         is_gpu, part = layout.device.type == "cuda", self._parts[self._own]
         self._digest = digest
@@ -377,6 +374,8 @@ class SharedPools:
         Returns:
             What could not be copied, or had been given up meanwhile.
         """
+        # What was removed stays mapped no longer.
+        self._parts = {each: part for each, part in self._parts.items() if (self._folder / str(each)).is_symlink()}
         failed, way = SwapBatch(), self._way
         for start in range(0, len(batch.slots), way.slots):
             blocks: list[int] = []
@@ -396,7 +395,7 @@ class SharedPools:
         except (OSError, SwapError):
             return False  # the replica was removed
         part = self._parts[number]
-        to.copy_(part.arena(self._rank)[slot])
+        to.copy_(part.arena(self._rank)[slot, : len(to)])
         return part.layout(self._rank) == self._digest and int(part.generations[slot]) == generation
 
     def close(self) -> None:

@@ -245,11 +245,48 @@ class TestWorkers:
         assert again.pool.arena.equal(before)
         assert before.any()
 
-    def test_blocks_of_another_size_are_not_shared(self, folder: SharedFolder) -> None:
-        pools = SharedPools(Path(folder.add(0)), self.SHAPE._replace(stride=128), rank=0)
-        mine = caches(0)
-        with pytest.raises(SwapError, match="64 bytes here, and 128"):
+    def test_blocks_that_are_smaller_than_the_scheduler_thinks_are_shared(self, folder: SharedFolder) -> None:
+        """As where layers share a cache. A slot is then larger than what is in it."""
+        shape = self.SHAPE._replace(stride=192)
+        one, two = caches(7), caches(0)
+        links = [folder.add(number) for number in range(2)]
+        owner = SwapWorker(one, 6, 4, SharedPools(Path(links[0]), shape, rank=0))
+        reader = SwapWorker(two, 6, 4, SharedPools(Path(links[1]), shape, rank=0))
+        index = SharedIndex(Path(links[0]), shape)
+        index.open()
+        owner.swap_out(SwapPlan(out=SwapBatch([5], [3]), number=1))
+        index.publish(3, key(1))
+        plan = SwapPlan(loads=[SwapBatch([2], [4 + 3])], number=1, generations={4 + 3: 1})
+        assert reader.swap_in(plan) == (set(), set(), set())
+        assert all((cache[2] == 7).all() and (cache[1] == 0).all() for cache in two.values())
+        one["a"][5] = 0
+        owner.swap_in(SwapPlan(loads=[SwapBatch([1], [3])], number=2))
+        assert (one["a"][1] == 7).all()
+
+    def test_blocks_that_are_larger_than_the_scheduler_thinks_are_not_shared(self, folder: SharedFolder) -> None:
+        """They would reach into the next slot."""
+        pools = SharedPools(Path(folder.add(0)), self.SHAPE, rank=0)
+        mine = {name: torch.zeros(6, 2, 8) for name in ("a", "b")}
+        with pytest.raises(SwapError, match="128 bytes here, and 64"):
             pools.own_pool(describe(mine, 6), layout_digest(mine))
+
+    def test_a_replica_that_was_removed_is_mapped_until_the_next_read(self, folder: SharedFolder) -> None:
+        """What was read of it stays mapped no longer."""
+
+        def mapped() -> int:
+            return sum("weft-kv-77 " in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+        SharedIndex(Path(folder.add(77)), self.SHAPE)
+        reader = self.worker(folder.add(1), caches(0))
+        plans = [
+            SwapPlan(loads=[SwapBatch([2], [4 * (number + 1)])], number=1, generations={4 * (number + 1): 1})
+            for number in (77, 5)
+        ]
+        reader.swap_in(plans[0])
+        folder.remove(77)
+        assert mapped() == 1
+        reader.swap_in(plans[1])
+        assert mapped() == 0
 
     def test_caches_at_other_addresses_are_laid_out_alike(self) -> None:
         """The memory of layers has another order in each process."""
