@@ -56,6 +56,7 @@ class ShareKeeper(Watcher):
         await super().stop()
         for task in self._asked.values():
             task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
 
 
 class ReplicaGroup:

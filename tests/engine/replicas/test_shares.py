@@ -115,3 +115,15 @@ async def test_a_replica_that_comes_back_hears_nothing_of_what_was_before(tmp_pa
     for _ in range(2):
         await shares.look()
     assert any("a" in each for each in other.told)
+
+
+@pytest.mark.anyio
+async def test_nothing_runs_after_the_end(tmp_path: Path) -> None:
+    """Though a replica is in a long step."""
+    before = asyncio.all_tasks()
+    shares, (one, _), _ = await keeper(tmp_path)
+    one.busy = asyncio.Event()
+    await shares.look()
+    assert len(asyncio.all_tasks() - before) == 1
+    await shares.stop()
+    assert asyncio.all_tasks() == before
