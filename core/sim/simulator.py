@@ -117,7 +117,7 @@ class _Simulation:
             self._loads.open(engine_id, number)
         self._shares = OverEngines()
         self._shares.keep(self._engine_ids)
-        self._next_exchange_s = [0.0 if settings.policy.name == "fair" else math.inf] * settings.replicas
+        self._next_exchange_s = [0.0 if settings.replicas > 1 else math.inf] * settings.replicas
         self._stealing = Stealing(settings.stealing) if settings.stealing is not None else None
         self._look_is_planned = False  # whether there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event

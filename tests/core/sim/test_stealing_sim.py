@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from weft.core.policies import PolicyConfig
+from weft.core.policies.fair_shares.fair import Fair
 from weft.core.routing import BalancerConfig, StealingConfig
 from weft.core.sim import SimSettings, TraceProgram, simulate
 from weft.core.trace.format import TraceCall
@@ -58,6 +60,21 @@ def test_each_call_runs_once_and_ends(policy: str) -> None:
     replicas = Counter((program, call) for program, call, _ in {(r.program, r.call_id, r.replica) for r in result.runs})
     assert result.counts.moved > 0
     assert replicas == Counter((each.program, call.call_id) for each in programs for call in each.calls)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_only_replicas_that_have_others_exchange_shares(monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
+    """As on real engines."""
+    exchanges: list[Mapping[str, float]] = []
+    exchange = Fair.exchange
+
+    def counted(policy: Fair, elsewhere: Mapping[str, float]) -> Mapping[str, float]:
+        exchanges.append(elsewhere)
+        return exchange(policy, elsewhere)
+
+    monkeypatch.setattr(Fair, "exchange", counted)
+    simulate([wide(4)], settings(policy=PolicyConfig("fair"), replicas=replicas))
+    assert bool(exchanges) == (replicas > 1)
 
 
 def test_steps_that_are_skipped_change_nothing() -> None:
