@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.core.policies.view import Call
 FIT_STEPS: Final = 64  # steps after which an engine tells its policy again what steps cost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepCosts:
     """A step takes fixed_s + decode_token_s * decoded tokens + prefill_token_s * prompt tokens, in seconds.
 
@@ -31,12 +32,12 @@ class StepCosts:
     prefill_token_s: float = 1e-4
     slots: int = 16
 
-    @property
+    @cached_property
     def token_s(self) -> float:
         """The engine's seconds for one output token: the token's share of a full step."""
         return self.fixed_s / self.slots + self.decode_token_s
 
-    @property
+    @cached_property
     def prompt_weight(self) -> float:
         """ω: the output tokens that take as long as one newly computed prompt token."""
         return self.prefill_token_s / self.token_s

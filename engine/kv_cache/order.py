@@ -21,11 +21,6 @@ class CallKv(NamedTuple):
     is_next_soon: bool = False  # the client has announced the program's next call
     level: int = 0  # of the scheduling policy's queue in which the call was last
 
-    @property
-    def block_ids(self) -> list[int]:
-        """In the order of its tokens."""
-        return self.manager.get_block_ids(self.request.request_id)[0]
-
 
 class NextStep(Protocol):
     """What is known of a step before vLLM forms it. Each answer takes time, and is only asked for if it matters."""
@@ -190,7 +185,7 @@ class EndedFirstOrder(KvOrder):
         del now_s
         program = call.program
         mine = self._blocks.setdefault(program, {})
-        for number in call.block_ids:
+        for number in call.manager.get_block_ids(call.request.request_id)[0]:
             content = self._pool.blocks[number].block_hash
             if content is None:  # it is not full, and no other call can find it
                 continue

@@ -295,7 +295,8 @@ class SoftHold(KvOrder):
         running.level = call.level
         found: list[tuple[Hashable, KVCacheBlock]] = []
         blocks, cached = self._pool.blocks, self._cached
-        for key, number in zip(call.request.block_hashes, call.block_ids, strict=False):
+        numbers = call.manager.get_block_ids(call.request.request_id)[0]
+        for key, number in zip(call.request.block_hashes, numbers, strict=False):
             block = blocks[number]
             if block.block_hash is None:
                 break

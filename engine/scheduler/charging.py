@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from weft.core.policies import Policy
 from weft.core.policies.queues.levels import Levels
-from weft.core.policies.steps import FIT_STEPS, StepCostFit, StepCosts
+from weft.core.policies.steps import FIT_STEPS, StepCostFit
+from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry
@@ -46,12 +47,12 @@ class StepCharges:
     Args:
         entries: The requests under way.
         requests: vLLM's requests.
-        policy: The policy.
+        policy: The policy, which also hears what steps cost.
+        kv_order: It hears that as well.
         token_s: The service that a new token counts for, in seconds; None to count time.
         swap: It learns the speed of steps; None if KV is not swapped.
 
     Attributes:
-        costs: What steps cost, as last fitted.
         levels: Wait and service by queue.
         rank_changed: Whether a charge has changed the rank of a call. The caller sets it back.
     """
@@ -61,12 +62,15 @@ class StepCharges:
         entries: Mapping[str, Entry],
         requests: Mapping[str, Request],
         policy: Policy,
+        kv_order: KvOrder,
+        *,
         token_s: float | None,
         swap: HostStore | None,
     ) -> None:
         self._entries = entries
         self._requests = requests
         self._policy = policy
+        self._kv_order = kv_order
         self._token_s = token_s
         self._swap = swap
         self._in_flight: deque[Step] = deque()  # first in, first out
@@ -80,7 +84,6 @@ class StepCharges:
         self._decoding_steps = self._begun = 0
         self._decoding_s = 0.0  # the service of a call that was in all of these steps
         self._fit = StepCostFit()
-        self.costs = StepCosts()
         self.levels = Levels()
         self.rank_changed = False
 
@@ -199,6 +202,6 @@ class StepCharges:
         self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
         if self._steps % FIT_STEPS or (costs := self._fit.costs()) is None:
             return False
-        self.costs = costs
         self._policy.on_event(costs)
+        self._kv_order.use_prefill_speed(costs.prefill_token_s)
         return True

@@ -10,8 +10,7 @@ from weft.core.policies.history import History
 from weft.core.policies.queues.levels import Levels, ScheduleStats
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.scheduler.call_table import CallTable
-from weft.engine.scheduler.kv_accounts import KvAccounts
-from weft.engine.scheduler.ledger import AbortedAccounts
+from weft.engine.scheduler.ledger import AbortedAccounts, KvAccounts
 from weft.engine.scheduler.live import LiveView
 from weft.engine.wire.answers import (
     LearnedReport,

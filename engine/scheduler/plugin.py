@@ -34,8 +34,7 @@ from weft.engine.scheduler.call_table import CallTable, HeaderReader
 from weft.engine.scheduler.charging import StepCharges
 from weft.engine.scheduler.control_handler import ControlHandler
 from weft.engine.scheduler.failed_loads import void_calls
-from weft.engine.scheduler.kv_accounts import KvAccounts
-from weft.engine.scheduler.ledger import AbortedAccounts, Entry, Ledger
+from weft.engine.scheduler.ledger import AbortedAccounts, Entry, KvAccounts, Ledger
 from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue, not_begun
 from weft.engine.vllm_compat.held_prompts import holds_prompts
@@ -105,7 +104,9 @@ class WeftScheduler(AsyncScheduler):
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
-        self._charges = StepCharges(self._entries, self.requests, policy, self._token_s, self._swap)
+        self._charges = StepCharges(
+            self._entries, self.requests, policy, self._kv_order, token_s=self._token_s, swap=self._swap
+        )
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
         live = LiveView(
@@ -454,7 +455,6 @@ class WeftScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._has_changed |= self._charges.step_ended(scheduler_output, self._clock())
-            self._kv_order.use_prefill_speed(self._charges.costs.prefill_token_s)
         copied = model_runner_output.kv_connector_output
         if self._swap is not None and copied is not None and copied.invalid_block_ids:
             self._void_loads(self._swap, copied.invalid_block_ids)

@@ -16,7 +16,7 @@ from weft.core.prediction import ForecastRow, Tier
 from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramRow, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program.graph import CallNode, ProgramGraph
-from weft.core.program.graph.listing import calls
+from weft.core.program.graph.flowchart import calls
 
 HOSTILE = "</td><script>alert(1)</script>[red]\x1b[31m\n[/oops]&"
 

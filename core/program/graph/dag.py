@@ -14,7 +14,7 @@ from typing import Final
 
 from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
-from weft.core.program.graph import document, flowchart, listing, picture
+from weft.core.program.graph import document, flowchart, picture
 from weft.core.program.graph.nodes import CallNode, CallState, CriticalPath, Edge, FoldedCalls, Interception
 from weft.core.tables import Table
 
@@ -271,10 +271,10 @@ class ProgramGraph:
         return self.to_svg()
 
     def __rich__(self) -> Table:
-        return listing.calls(self)
+        return flowchart.calls(self)
 
     def __str__(self) -> str:
-        return str(listing.calls(self))
+        return str(flowchart.calls(self))
 
     def __repr__(self) -> str:
         return f"<weft.ProgramGraph {self.name!r} {self.program_id}: {len(self) + self.folded.calls} calls>"

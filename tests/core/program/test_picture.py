@@ -16,7 +16,7 @@ import weft
 from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
-from weft.core.program.graph.listing import MOST_CALLS
+from weft.core.program.graph.flowchart import MOST_CALLS
 from weft.core.program.graph.picture import MOST_BOXES, MOST_ROWS
 from weft.testing import FakeClock, RecordingBackend
 
