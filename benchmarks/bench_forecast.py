@@ -27,7 +27,7 @@ from weft.core.prediction.template import Template
 from weft.core.process_rows import CallIdentity
 from weft.core.sim import StepTime
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers import import_traces
+from weft.core.trace.importers import TraceImport
 from weft.core.trace.workloads import generate, poisson
 
 PUBLIC: Final = {"tau-bench": "tau_bench_airline_gpt4o.json", "BFCL": "bfcl_v4_multi_turn_base.jsonl"}
@@ -236,7 +236,7 @@ def main(
     plot_path: Annotated[Path | None, typer.Option("--plot", help="A picture (.svg).")] = None,
 ) -> None:
     """Print a table: accuracy and calibration of the next node, and the error of the service that is left."""
-    loads = {name: list(import_traces([traces / file])) for name, file in PUBLIC.items()} if traces is not None else {}
+    loads = {name: list(TraceImport([traces / file])) for name, file in PUBLIC.items()} if traces is not None else {}
     for name in WORKLOADS:
         rng = random.Random(f"forecast {name}")
         loads[name] = generate(name, programs, poisson(rng, 1.0), rng)

@@ -24,6 +24,7 @@ import gc
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
@@ -43,7 +44,6 @@ from weft.core.process_rows import CallIdentity
 from weft.engine.kv_cache.connector import StepPlan, WorkerReport, transfer_config
 from weft.engine.kv_cache.slot_plans import Executed
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     KVConnectorOutput,
@@ -112,6 +112,9 @@ class Bench:
         if has_host:
             weft["kv_transfer_config"] = transfer_config(SwapConfig(gib, min_tokens=0))
         stock = {"kv_offloading_size": gib} if has_host else {}
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+        from bare_scheduler import make_scheduler
+
         self.scheduler = make_scheduler(
             AsyncScheduler if settings is None else WeftScheduler,
             folder,

@@ -15,6 +15,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +29,6 @@ from rich.table import Table
 
 from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     ModelRunnerOutput,
@@ -67,6 +67,9 @@ class Bench:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self._added = 0
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+        from bare_scheduler import make_scheduler
+
         self.scheduler = make_scheduler(
             kind,
             folder,

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from bare_scheduler import make_scheduler
 from scheduler_harness import swapping
 
 from weft.bench.baselines import Baseline, baseline_of
@@ -32,7 +33,6 @@ from weft.core.sim import StepTime, TraceProgram, simulate
 from weft.engine.kv_cache.connector import WorkerReport
 from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     KVConnectorOutput,
     ModelRunnerOutput,

@@ -18,6 +18,7 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+from bare_scheduler import make_scheduler
 
 from weft import _csrc
 from weft.core.kv_cache.config import SwapConfig
@@ -26,7 +27,6 @@ from weft.engine.kv_cache.connector import WorkerReport, transfer_config
 from weft.engine.kv_cache.shared import VARIABLE, Part
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     KVConnectorOutput,
     LoRARequest,

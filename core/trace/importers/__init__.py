@@ -186,15 +186,6 @@ class TraceImport:
         return replace(program, calls=tuple(kept.values()), end_known=end_known)
 
 
-def import_traces(
-    paths: Iterable[Path],
-    options: ImportOptions | None = None,
-    format: str | None = None,  # noqa: A002  the option's name
-) -> Iterator[TraceProgram]:
-    """Yield the programs of files in other formats. `TraceImport` has the arguments, and the errors."""
-    return iter(TraceImport(paths, options, format))
-
-
 _FORMATS: Final = ", ".join(IMPORTERS)
 
 

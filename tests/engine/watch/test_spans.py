@@ -25,7 +25,7 @@ from weft.core.errors import OverloadedError
 from weft.core.process_table import KEEP_TOOLS
 from weft.core.program import Program
 from weft.core.trace.format import from_graph
-from weft.core.trace.importers import import_traces
+from weft.core.trace.importers import TraceImport
 from weft.integrations.langchain import ChatWeft
 from weft.testing import FakeClock, Reply, ScriptedEngine
 
@@ -394,7 +394,7 @@ def test_spans_of_programs_are_imported_as_the_programs_they_were(tmp_path: Path
     graphs.append(outer.graph)
     path = tmp_path / "spans.jsonl"
     path.write_text(otlp_json(traced.spans[:2]) + otlp_json(traced.spans[2:]))
-    found = {program.program: program for program in import_traces([path])}
+    found = {program.program: program for program in TraceImport([path])}
     assert len(found) == 2
     for graph in graphs:
         expected, program = from_graph(graph), found[graph.program_id]

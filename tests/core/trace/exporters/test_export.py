@@ -17,7 +17,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes, with_block_hashes
 from weft.core.trace.exporters import EXPORTERS, NotExported
 from weft.core.trace.format import TraceCall, TraceProgram, ordered, write
-from weft.core.trace.importers import import_traces
+from weft.core.trace.importers import TraceImport
 from weft.core.trace.measured import Measured
 
 Weft = Callable[..., tuple[int, str, str]]
@@ -29,7 +29,7 @@ def exported(name: str, programs: Sequence[TraceProgram]) -> tuple[list[TracePro
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         left = EXPORTERS[name](programs, out)
-        return list(import_traces([out])), left
+        return list(TraceImport([out])), left
 
 
 def timed(calls: Sequence[TraceCall], durations_s: Sequence[float]) -> list[TraceCall]:

@@ -11,7 +11,7 @@ from trace_samples import SAMPLES, claude_line
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers import TraceImport, import_traces
+from weft.core.trace.importers import TraceImport
 
 FILES = SAMPLES["claude-code"]
 
@@ -67,7 +67,7 @@ def test_a_sub_agent_without_a_meta_file_is_found_by_its_result_or_its_prompt(ho
         main[6:6] = agent
     else:
         written(tmp_path, agent, "agent-a1.jsonl")
-    (program,) = import_traces([written(tmp_path, main)])
+    (program,) = TraceImport([written(tmp_path, main)])
     calls = {call.at_s: call for call in program.calls}
     assert [(call.prompt_tokens, call.agent) for call in program.calls] == [
         (call.prompt_tokens, call.agent) for call in EXPECTED
@@ -86,7 +86,7 @@ def test_a_sub_agent_in_the_background_joins_where_its_end_is_told(tmp_path: Pat
         claude_line("assistant", "u9", "u8", "00:31.000", "Thanks.", usage=(6, 29, 2)),
     ]
     (tmp_path / "agent-a1.jsonl").write_bytes(FILES["agent-a1.jsonl"])
-    (program,) = import_traces([written(tmp_path, main)])
+    (program,) = TraceImport([written(tmp_path, main)])
     parents = {call.call_id: call.parents for call in program.calls}
     assert parents == {"c0": (), "c1": ("c0",), "c2": ("c1",), "c3": ("c2", "c5"), "c4": ("c1",), "c5": ("c4",)}
     assert {call.call_id: call.tool for call in program.calls}["c3"] is None, "no human wrote"
@@ -105,7 +105,7 @@ def test_what_a_human_writes_is_told_from_a_tools_result(tmp_path: Path) -> None
         claude_line("assistant", "u7", "u6", "02:02.000", "Yes.", usage=(2, 20, 5)),
     ]
     rows[6]["message"]["model"] = "<synthetic>"
-    (program,) = import_traces([written(tmp_path, rows)])
+    (program,) = TraceImport([written(tmp_path, rows)])
     assert shape(program) == [
         ("c0", (), 0.0, None, None),
         ("c1", ("c0",), 59.5, "human", None),
@@ -128,7 +128,7 @@ def test_a_compacted_conversation_keeps_what_the_cache_had(tmp_path: Path) -> No
         claude_line("assistant", "u4", "b", "02:02.000", "Yes.", usage=(20, 15, 5)),
         claude_line("assistant", "u6", None, "02:03.000", "Yes.", usage=(40, 0, 5)),
     ]
-    (program,) = import_traces([written(tmp_path, rows)])
+    (program,) = TraceImport([written(tmp_path, rows)])
     assert [(call.parents, call.prompt_tokens, call.shared_prefix_tokens) for call in program.calls] == [
         ((), 91, 0),
         (("c0",), 36, 15),
@@ -146,7 +146,7 @@ def test_a_session_that_was_rewound_has_two_ends(tmp_path: Path) -> None:
         claude_line("user", "u5", "u2", "00:09.000", "Two"),
         claude_line("assistant", "u6", "u5", "00:10.000", "2.", usage=(9, 9, 5)),
     ]
-    (program,) = import_traces([written(tmp_path, rows)])
+    (program,) = TraceImport([written(tmp_path, rows)])
     assert shape(program)[1:] == [("c1", ("c0",), 1.0, "human", None), ("c2", ("c0",), 8.0, "human", None)]
 
 
@@ -171,7 +171,7 @@ def test_a_session_keeps_its_sub_agents_when_a_fork_repeats_its_calls(tmp_path: 
     written(tmp_path, lines_of("agent-a1.jsonl"), "session/subagents/agent-a1.jsonl")
     again = claude_line("assistant", "f1", "u7", "09:00.000", "Else.", usage=(9, 9, 5))
     written(tmp_path, [*main, again], "a-fork.jsonl")
-    programs = {program.program: program for program in import_traces([tmp_path])}
+    programs = {program.program: program for program in TraceImport([tmp_path])}
     assert [call.parents for call in programs["session"].calls] == [call.parents for call in EXPECTED]
     assert [call.at_s for call in programs["a-fork"].calls] == [0.0]
 
@@ -202,13 +202,13 @@ def test_a_folder_may_have_sessions_in_which_nobody_answered(tmp_path: Path) -> 
     assert len(list(found)) == 1
     assert found.empty == [empty]
     with pytest.raises(TraceError, match=r"empty\.jsonl has no program; expected Claude Code's logs"):
-        list(import_traces([empty]))
+        list(TraceImport([empty]))
 
 
 def test_a_sub_agent_whose_session_is_not_there_is_a_program(tmp_path: Path) -> None:
     """Its file has all that is known."""
     (tmp_path / "agent-a1.jsonl").write_bytes(FILES["agent-a1.jsonl"])
-    (program,) = import_traces([tmp_path])
+    (program,) = TraceImport([tmp_path])
     assert shape(program) == [("c0", (), 0.0, None, None), ("c1", ("c0",), 3.0, "Grep", None)]
 
 
@@ -235,7 +235,7 @@ def broken(number: int, **values: Any) -> list[dict[str, Any]]:
 def test_a_wrong_log_is_refused(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     """The error names the file, the line and what was expected."""
     with pytest.raises(TraceError, match=rf"session\.jsonl, {message}"):
-        list(import_traces([written(tmp_path, rows)]))
+        list(TraceImport([written(tmp_path, rows)]))
 
 
 @pytest.mark.parametrize("meta", ["[]", '{"toolUseId": 7}', "{", "[" * 100_000])
@@ -245,7 +245,7 @@ def test_a_wrong_file_about_a_sub_agent_is_refused(meta: str, tmp_path: Path) ->
         (tmp_path / name).write_bytes(data)
     (tmp_path / "agent-a1.meta.json").write_text(meta)
     with pytest.raises(TraceError, match=r"agent-a1\.meta\.json"):
-        list(import_traces([tmp_path]))
+        list(TraceImport([tmp_path]))
 
 
 def test_sub_agents_that_start_one_another_are_refused(tmp_path: Path) -> None:
@@ -257,4 +257,4 @@ def test_sub_agents_that_start_one_another_are_refused(tmp_path: Path) -> None:
         written(tmp_path, [row], f"agent-{this}.jsonl")
         (tmp_path / f"agent-{this}.meta.json").write_text(json.dumps({"toolUseId": f"toolu_{other}"}))
     with pytest.raises(TraceError, match=r"session\.jsonl: its calls wait for one another in a circle"):
-        list(import_traces([written(tmp_path, lines_of("session.jsonl"))]))
+        list(TraceImport([written(tmp_path, lines_of("session.jsonl"))]))

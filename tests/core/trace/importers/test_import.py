@@ -13,7 +13,7 @@ from trace_samples import SAMPLES
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceProgram, dump, parse, read, write
-from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport, import_traces
+from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
 from weft.core.trace.importers.contract import Blocks
 
 Weft = Callable[..., tuple[int, str, str]]
@@ -61,13 +61,13 @@ def test_a_program_whose_first_call_is_beyond_a_cap_is_left_out(tmp_path: Path) 
     assert lengths(list(found)) == [10]
     assert (found.counts.programs, found.counts.programs_left_out) == (1, 1)
     with pytest.raises(TraceError, match="the first calls of all 2 programs have more than 5 tokens"):
-        list(import_traces(paths, ImportOptions(max_context_tokens=5)))
+        list(TraceImport(paths, ImportOptions(max_context_tokens=5)))
 
 
 def test_a_long_gap_is_cut(tmp_path: Path) -> None:
     """A short one stays, and so does the recorded time."""
     path = weka(tmp_path / "a.json", (1, 1), (2, 1), (3, 1), gaps_s=(0, 100, 5))
-    (program,) = import_traces([path], ImportOptions(gap_cap_s=60))
+    (program,) = TraceImport([path], ImportOptions(gap_cap_s=60))
     assert [call.gap_s for call in program.calls] == [0, 60, 5]
     assert [call.at_s for call in program.calls] == [0, 1, 2]
 
@@ -77,17 +77,17 @@ def test_ids_of_several_files_are_unique(tmp_path: Path) -> None:
     taken too."""
     names = ["s", "s-2", "s", "s", "s-2"]
     paths = [weka(tmp_path / f"{number}.json", (1, 1), name=name) for number, name in enumerate(names)]
-    found = [program.program for program in import_traces(paths)]
+    found = [program.program for program in TraceImport(paths)]
     assert found[:2] == ["s", "s-2"]
     assert len(set(found)) == 5
-    write(import_traces(paths), tmp_path / "out.jsonl")
+    write(TraceImport(paths), tmp_path / "out.jsonl")
     assert [program.program for program in read(tmp_path / "out.jsonl")] == found
 
 
 def test_ends_may_be_unknown(tmp_path: Path) -> None:
     """The option says it of all programs."""
     path = weka(tmp_path / "a.json", (1, 1))
-    ends = [next(import_traces([path], ImportOptions(ends_unknown=each))).end_known for each in (False, True)]
+    ends = [next(iter(TraceImport([path], ImportOptions(ends_unknown=each)))).end_known for each in (False, True)]
     assert ends == [True, False]
 
 
@@ -129,17 +129,17 @@ def test_a_file_of_no_known_format_is_refused(text: str, message: str, tmp_path:
     """The error names the file and lists the formats."""
     (tmp_path / "in.json").write_text(text)
     with pytest.raises(TraceError, match=message):
-        list(import_traces([tmp_path / "in.json"]))
+        list(TraceImport([tmp_path / "in.json"]))
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     """A file, a folder without traces, a format."""
     with pytest.raises(TraceError, match=r"none\.json cannot be read: No such file"):
-        list(import_traces([tmp_path / "none.json"]))
+        list(TraceImport([tmp_path / "none.json"]))
     with pytest.raises(TraceError, match="has no file in a known format"):
-        list(import_traces([tmp_path]))
+        list(TraceImport([tmp_path]))
     with pytest.raises(TraceError, match=r"there is no format 'excel'; choose one of .*weka"):
-        list(import_traces([tmp_path], format="excel"))
+        list(TraceImport([tmp_path], format="excel"))
 
 
 @pytest.mark.parametrize("name", IMPORTERS)
@@ -150,8 +150,8 @@ def test_every_format_is_found_by_looking(name: str, tmp_path: Path) -> None:
     path = tmp_path / next(iter(SAMPLES[name]))
     ((_, importer),) = TraceImport([path]).files
     assert importer.name == name
-    programs = list(import_traces([path]))
-    assert programs == list(import_traces([path], format=name)) == list(import_traces([tmp_path]))
+    programs = list(TraceImport([path]))
+    assert programs == list(TraceImport([path], format=name)) == list(TraceImport([tmp_path]))
     assert [parse(dump(program), "here") for program in programs] == programs
     assert programs
 
@@ -163,7 +163,7 @@ def test_every_format_refuses_what_it_cannot_read(name: str, data: bytes, tmp_pa
     path = tmp_path / "in.jsonl"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=r"in\.jsonl") as raised:
-        list(import_traces([path], format=name))
+        list(TraceImport([path], format=name))
     assert len(str(raised.value)) < 1000
 
 
@@ -229,7 +229,7 @@ def test_a_new_trace_is_made_as_the_user_makes_files(tmp_path: Path) -> None:
     target.chmod(0o600)
     link.symlink_to(target)
     for out in (tmp_path / "new", link):
-        write(import_traces([weka(tmp_path / "a.json", (1, 1))]), out)
+        write(TraceImport([weka(tmp_path / "a.json", (1, 1))]), out)
     assert (tmp_path / "new").stat().st_mode == plain.stat().st_mode
     assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o600

@@ -9,7 +9,7 @@ import pytest
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall
-from weft.core.trace.importers import import_traces
+from weft.core.trace.importers import TraceImport
 
 TAU = [
     {
@@ -39,7 +39,7 @@ def test_tau_bench(tmp_path: Path) -> None:
     A program without such a message is left out."""
     path = tmp_path / "tau.json"
     path.write_text(json.dumps(TAU))
-    (program,) = import_traces([path])
+    (program,) = TraceImport([path])
     assert (program.program, program.arrival_s, program.name) == ("tau-0-task-7", 0.0, "tau-bench")
     system = "s" * 40 + "\n" + "u" * 7
     assert program.calls == (
@@ -53,7 +53,7 @@ def test_bfcl(tmp_path: Path) -> None:
     """Each function of the answers is a call; a user's turn is a human's answer, and a tool's result has 50 tokens."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
     (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(ANSWER) + "\n")
-    (program,) = import_traces([tmp_path])
+    (program,) = TraceImport([tmp_path])
     assert (program.program, program.arrival_s, program.name) == ("multi_0", 0.0, "bfcl")
     assert program.calls == (
         TraceCall("c0", (), 3, 5, prompt="q" * 20),
@@ -81,7 +81,7 @@ def test_a_wrong_file_of_tau_bench_is_refused(text: str, message: str, tmp_path:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(TraceError, match=rf"other\.json.*{message}.*expected"):
-        list(import_traces([path], format="tau-bench"))
+        list(TraceImport([path], format="tau-bench"))
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_another_category_of_bfcl_is_refused_by_its_name(
     row = {"id": task_id, "ground_truth": answer} if answer is not None else {"id": "other", "ground_truth": []}
     (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(row))
     with pytest.raises(TraceError, match=rf"is of BFCL's category '{category}'.*expected a multi-turn category"):
-        list(import_traces([tmp_path]))
+        list(TraceImport([tmp_path]))
 
 
 def test_bfcl_without_answers_is_refused(tmp_path: Path) -> None:
     """The error names the file that is missing."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK))
     with pytest.raises(TraceError, match=r"tasks\.answers\.jsonl cannot be read: No such file"):
-        list(import_traces([tmp_path / "tasks.jsonl"]))
+        list(TraceImport([tmp_path / "tasks.jsonl"]))
 
 
 def test_bfcl_with_answers_for_other_turns_is_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_bfcl_with_answers_for_other_turns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK | {"question": TASK["question"][:1]}))
     (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(ANSWER))
     with pytest.raises(TraceError, match=r"tasks\.jsonl, line 1: 1 turns, but answers for 2"):
-        list(import_traces([tmp_path]))
+        list(TraceImport([tmp_path]))
 
 
 def test_swe_agent(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_swe_agent(tmp_path: Path) -> None:
     ]
     steps = [{"execution_time": 1.5}, {"action": "edit"}, {}]
     (tmp_path / "run.traj").write_text(json.dumps({"history": history, "trajectory": steps}))
-    (program,) = import_traces([tmp_path])
+    (program,) = TraceImport([tmp_path])
     assert (program.program, program.name) == ("run", "swe-agent")
     assert program.calls == (
         TraceCall("c0", (), 2, 15),
@@ -162,7 +162,7 @@ def test_a_wrong_trajectory_is_refused(run: object, message: str, tmp_path: Path
     """The error names the file, the message and what was expected."""
     (tmp_path / "run.traj").write_text(json.dumps(run))
     with pytest.raises(TraceError, match=rf"run\.traj, line 1.*{message}.*expected"):
-        list(import_traces([tmp_path]))
+        list(TraceImport([tmp_path]))
 
 
 def test_azure(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_azure(tmp_path: Path) -> None:
         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
         "2023-11-16 18:17:04.2299600,3180,0\r\n"
     )
-    first, second = import_traces([path])
+    first, second = TraceImport([path])
     assert (first.program, first.arrival_s, first.calls) == ("code-2", 0.0, (TraceCall("c0", (), 10, 4808, at_s=0.0),))
     assert (second.arrival_s, second.calls[0].output_tokens) == (0.25, 1)
 
@@ -191,4 +191,4 @@ def test_a_wrong_request_of_azure_is_refused(row: str, message: str, tmp_path: P
     path = tmp_path / "code.csv"
     path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n{row}\n")
     with pytest.raises(TraceError, match=rf"code\.csv, line 3: .*{message}"):
-        list(import_traces([path]))
+        list(TraceImport([path]))

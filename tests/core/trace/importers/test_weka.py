@@ -11,7 +11,7 @@ import pytest
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import TraceProgram
-from weft.core.trace.importers import import_traces
+from weft.core.trace.importers import TraceImport
 
 BLOCK = 4
 
@@ -35,7 +35,7 @@ def imported(folder: Path, *sessions: dict[str, Any]) -> list[TraceProgram]:
     """The programs of a folder with a file for each session."""
     for number, each in enumerate(sessions):
         (folder / f"{number}.json").write_text(json.dumps(each))
-    return list(import_traces([folder]))
+    return list(TraceImport([folder]))
 
 
 def test_requests_follow_one_another(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_file_may_have_a_session_on_each_line(tmp_path: Path) -> None:
     lines = [json.dumps(session(request(0, [1]), id=each)) for each in "ab"]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))
     (tmp_path / "pretty.json").write_text(json.dumps(session(request(0, [1]), id="c"), indent=1))
-    assert [program.program for program in import_traces([tmp_path])] == ["a", "b", "c"]
+    assert [program.program for program in TraceImport([tmp_path])] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_wrong_session_is_refused(wrong: dict[str, Any], message: str, tmp_pat
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(wrong))
     with pytest.raises(TraceError, match=rf"wrong\.json, line 1.*{message}"):
-        list(import_traces([path], format="weka"))
+        list(TraceImport([path], format="weka"))
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text(json.dumps(session(request(0, [1, 2])))[:-9])
     with pytest.raises(TraceError, match=r"cut\.json: not JSON .*line 1.*expected a Weka session"):
-        list(import_traces([path]))
+        list(TraceImport([path]))
 
 
 def test_sub_agents_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
@@ -163,4 +163,4 @@ def test_sub_agents_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> No
     rows = '{"type": "subagent", "t": 0, "requests": ['
     path.write_text('{"id": "s", "block_size": 4, "requests": [' + rows * 600 + "]}" * 600 + "]}")
     with pytest.raises(TraceError, match=r"nested too deeply|has no request|not JSON"):
-        list(import_traces([path], format="weka"))
+        list(TraceImport([path], format="weka"))
