@@ -364,14 +364,15 @@ def main(
     answers: Annotated[Path | None, typer.Option(help="BFCL's file of answers.")] = None,
     clients: Annotated[int, typer.Option(help="Clients at once.")] = 50,
     seeds: Annotated[int, typer.Option(help="Replays of each kind.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the first replay; those of the others follow it.")] = 0,
     habits: Annotated[list[str] | None, typer.Option("--habit", help="Only these habits.")] = None,
 ) -> None:
     """Replay the trace with each habit and each kind of connections, and print a line of JSON for each replay."""
     for habit in habits or HABITS:
         for connections in CONNECTIONS:
-            for seed in range(seeds):
-                programs = read(trace, answers, random.Random(seed))
-                typer.echo(json.dumps(replay(programs, clients, seed, connections, habit)))
+            for each in range(seed, seed + seeds):
+                programs = read(trace, answers, random.Random(each))
+                typer.echo(json.dumps(replay(programs, clients, each, connections, habit)))
 
 
 if __name__ == "__main__":

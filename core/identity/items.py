@@ -162,20 +162,22 @@ def _part(part: Mapping[str, Any]) -> list[str]:
 
 def text_of(text: str) -> str:
     """A text without thoughts and reminders, in one of its forms."""
+    text = _shortened(text.strip())
     if "</think>" in text:  # a model without a reasoning parser says it, and clients cut it out of their history
         text = text.rpartition("</think>")[2]
     if _REMINDER[0] in text:
         text = _without_reminders(text)
-    return _shortened(_composed(text.replace("\r\n", "\n")).strip())
+    return _composed(text.replace("\r\n", "\n")).strip()
 
 
 def _shortened(text: str) -> str:
-    """A long text as its beginning, a digest and its end: no search reads more of it, and it is hashed once."""
+    """A long text as its beginning, a digest and its end. It is hashed in parts, so that other threads go on."""
     if len(text) <= LONG_CHARACTERS:
         return text
-    half = LONG_CHARACTERS // 2
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return f"{text[:half]}\n{digest}\n{text[-half:]}"
+    half, digest = LONG_CHARACTERS // 2, hashlib.blake2b(digest_size=16)
+    for begin in range(0, len(text), half):
+        digest.update(text[begin : begin + half].encode("utf-8", "surrogatepass"))
+    return f"{text[:half]}\n{digest.hexdigest()}\n{text[-half:]}"
 
 
 def _composed(text: str) -> str:
