@@ -42,7 +42,7 @@ help:
 	@echo "                VLLM=0.31 or VLLM=0.33: what tests another vLLM, in an environment of its own"
 	@echo "make test-slow  those that take most of a minute each: the demo, a Ray cluster, engines and servers of their own (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (minutes)"
-	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
+	@echo "make test-clients  real clients from PyPI and npm against the scripted server; SMALL=1: those that CI runs"
 	@echo "make test-frameworks  the integrations on the oldest and the newest frameworks that are allowed (needs uv)"
 	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
 	@echo "make test-full  what CI has no room for: test-clients and test-soak, each with its seconds"
@@ -189,7 +189,7 @@ test-full:
 
 # Clients are kept in ~/.cache/weft-test-clients, or in the folder that WEFT_TEST_CLIENTS names.
 test-clients: setup
-	@$(BIN)/python -m pytest -m clients --durations=0 $(or $(T),tests/clients)
+	@$(BIN)/python -m pytest -m "clients$(if $(SMALL), and small)" --durations=0 $(or $(T),tests/clients)
 
 # Each sanitizer has a build of its own. The CUDA part needs no nvcc here: its tests compile it for a fake GPU.
 SANITIZED_TESTS = WEFT_CSRC=build/$(1) PYTHONPATH=tests/support $(BIN)/python -m pytest -p built_csrc \

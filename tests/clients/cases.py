@@ -38,8 +38,10 @@ def called(request: Mapping[str, Any]) -> list[str]:
 
 # -- coding agents from npm
 
-CLAUDE: Final = Package("claude-code", "2.1.197", "npm", ("@anthropic-ai/claude-code@2.1.197",), "claude")
-CODEX: Final = Package("codex", "0.169.0", "npm", ("@openai/codex@0.169.0",), "codex")
+CLAUDE: Final = Package(
+    "claude-code", "2.1.197", "npm", ("@anthropic-ai/claude-code@2.1.197",), "claude", is_small=True
+)
+CODEX: Final = Package("codex", "0.169.0", "npm", ("@openai/codex@0.169.0",), "codex", is_small=True)
 OPENCODE: Final = Package("opencode", "1.18.33", "npm", ("opencode-ai@1.18.33",), "opencode")
 QWEN: Final = Package("qwen-code", "0.15.10", "npm", ("@qwen-code/qwen-code@0.15.10",), "qwen")
 CONTINUE: Final = Package("continue", "1.5.47", "npm", ("@continuedev/cli@1.5.47",), "cn")
@@ -202,9 +204,9 @@ LANGGRAPH: Final = Package(
     ),
 )
 DSPY: Final = Package("dspy", "3.4.1", "pypi", ("dspy==3.4.1",))
-SMOLAGENTS: Final = Package("smolagents", "1.26.0", "pypi", ("smolagents[openai]==1.26.0",))
-PYDANTIC_AI: Final = Package("pydantic-ai", "2.68.0", "pypi", ("pydantic-ai-slim[openai]==2.68.0",))
-OPENAI_AGENTS: Final = Package("openai-agents", "0.24.0", "pypi", ("openai-agents==0.24.0",))
+SMOLAGENTS: Final = Package("smolagents", "1.26.0", "pypi", ("smolagents[openai]==1.26.0",), is_small=True)
+PYDANTIC_AI: Final = Package("pydantic-ai", "2.68.0", "pypi", ("pydantic-ai-slim[openai]==2.68.0",), is_small=True)
+OPENAI_AGENTS: Final = Package("openai-agents", "0.24.0", "pypi", ("openai-agents==0.24.0",), is_small=True)
 LLAMA_INDEX: Final = Package(
     "llama-index", "0.14.25", "pypi", ("llama-index-core==0.14.25", "llama-index-llms-openai-like")
 )
@@ -220,6 +222,7 @@ AGENT_FRAMEWORK: Final = Package(
     "1.23.0",
     "pypi",
     ("agent-framework-core==1.23.0", "agent-framework-openai", "agent-framework-orchestrations"),
+    is_small=True,
 )
 
 
@@ -420,7 +423,10 @@ def magentic(request: Mapping[str, Any]) -> AnyReply:
                 "is_in_loop": {"reason": "No.", "answer": False},
                 "is_progress_being_made": {"reason": "Yes.", "answer": True},
                 "next_speaker": {"reason": "They can.", "answer": name},
-                "instruction_or_question": {"reason": "It is left.", "answer": "Write a whole sentence on ships now."},
+                "instruction_or_question": {
+                    "reason": "It is left.",
+                    "answer": "Write a whole sentence on the ships in the harbour.",
+                },
             }
         )
     if "GIVEN OR VERIFIED FACTS" in asked:
@@ -574,5 +580,3 @@ CASES: Final = [
 
 # Why the server does not see a case as it is.
 WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}
-# Cases whose script has not driven its client to the end yet, by client and, if not all are meant, by name.
-UNFINISHED: Final = {"agent-framework: magentic"}

@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import CASES, UNFINISHED, WRONG
+from cases import CASES, WRONG
 from client_runs import Case, run
 
 pytestmark = pytest.mark.clients
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"{case.package.name}: {case.name}") for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=f"{case.package.name}: {case.name}", marks=[pytest.mark.small] if case.package.is_small else []
+        )
+        for case in CASES
+    ],
+)
 def test_a_client_is_seen_as_it_is(case: Case, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Each run is one program with its threads and its name, and no call is left in flight."""
-    if {case.package.name, f"{case.package.name}: {case.name}"} & UNFINISHED:
-        pytest.skip("the case is not finished")
     if why := WRONG.get((case.package.name, case.name)):
         request.applymarker(pytest.mark.xfail(strict=True, reason=why, raises=AssertionError))
     seen = run(case, tmp_path)

@@ -30,6 +30,7 @@ class Package:
         kind: Where it comes from.
         requirements: What is installed.
         command: Its program in npm's folder.
+        is_small: It is installed, and its cases run, in half a minute, so CI does that, too.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Package:
     kind: Literal["pypi", "npm"]
     requirements: tuple[str, ...]
     command: str = ""
+    is_small: bool = False
 
     @property
     def folder(self) -> Path:
@@ -77,5 +79,8 @@ def _commands(package: Package, folder: Path) -> list[list[str]]:
         folder.mkdir()
         quiet = ["--no-audit", "--no-fund", "--silent"]
         return [["npm", "install", "--prefix", str(folder), *quiet, *package.requirements]]
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return [[sys.executable, "-m", "venv", str(folder)], [*pip, *package.requirements]]
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-compile"]
+    return [
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*pip, "--disable-pip-version-check", *package.requirements],
+    ]
