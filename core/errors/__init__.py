@@ -65,6 +65,14 @@ from typing import Any, Literal
 
 from weft.core.errors.install import pip_install
 
+try:  # here, because every other module needs this one, and the other project has no file of this name
+    from vllm_weft import other_weft
+except ModuleNotFoundError:  # a copy of this folder need not be installed
+    pass
+else:
+    if (_line := other_weft()) is not None:
+        raise ImportError(_line)
+
 
 def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]) -> WeftError:
     error = kind.__new__(kind, *args)

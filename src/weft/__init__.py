@@ -11,14 +11,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-try:
-    from vllm_weft import other_weft
-except ModuleNotFoundError:  # a copy of this folder need not be installed
-    pass
-else:
-    if (_line := other_weft()) is not None:
-        raise ImportError(_line)
-
 from weft.core.accounts import Account
 from weft.core.errors import WeftError
 from weft.core.kv_cache.config import SwapConfig

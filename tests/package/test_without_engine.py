@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -87,10 +89,13 @@ def test_the_missing_package_is_a_typed_error(without_engine: Environment, code:
 
 
 def fake_weft(folder: Path) -> Path:
-    """A wheel of the other project: a distribution `weft` with a package of that name."""
+    """A wheel of the other project: a distribution `weft` with a command and a package of that name."""
     wheel = folder / "weft-0.9.118-py3-none-any.whl"
     files = {
         "weft/__init__.py": "",
+        "weft/core/__init__.py": "",
+        "weft/cli.py": "def main(): print('another project')",
+        "weft-0.9.118.dist-info/entry_points.txt": "[console_scripts]\nweft = weft.cli:main\n",
         "weft-0.9.118.dist-info/METADATA": "Metadata-Version: 2.1\nName: weft\nVersion: 0.9.118\n",
         "weft-0.9.118.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -105,17 +110,23 @@ def fake_weft(folder: Path) -> Path:
 def test_the_other_weft_in_the_same_environment_is_named_in_one_line(
     tmp_path: Path, wheel: Path, pip_install: Callable[..., None], is_first: bool
 ) -> None:
-    """The command and the doctor end with it. So does the import, unless it finds the other project's package."""
+    """The command, the doctor and the import end with it. If the other was installed last, these are its own, and what
+    is left of Weft's modules ends with the line."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     for each in (fake_weft(tmp_path), wheel) if is_first else (wheel, fake_weft(tmp_path)):
         pip_install(venv, "--no-deps", "--no-index", each)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "locked.pth").write_text(sysconfig.get_path("purelib") + os.linesep)
     environment = Environment(venv, tmp_path)
-    for arguments in ((), ("doctor",)):
+    for arguments in ((), ("doctor",)) if is_first else ():
         done = environment.run("weft", *arguments)
         assert done.code == 1
         (line,) = done.output.splitlines()
         assert line.startswith("weft 0.9.118, another project, is installed beside vllm-weft")
         assert "Run `pip uninstall weft vllm-weft`, then install vllm-weft again" in line
-    done = environment.run("python", "-c", "import weft")
-    assert ("ImportError: weft 0.9.118, another project" in done.errors) == is_first
+    for module in ("weft", "weft.core.program", "weft.engine.engine", "weft.integrations.langchain", "weft.testing"):
+        done = environment.run("python", "-c", f"import {module}")
+        assert ("ImportError: weft 0.9.118, another project" in done.errors) == (is_first or module != "weft")
+    plugin = environment.run("python", "-c", "import vllm_weft; vllm_weft.register()")  # as vLLM's processes do
+    assert plugin.errors.startswith("weft 0.9.118, another project")
