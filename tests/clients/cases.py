@@ -102,6 +102,21 @@ def sub_agent(tool: str, arguments: Mapping[str, Any]) -> Answer:
     return answer
 
 
+def spawning(request: Mapping[str, Any]) -> AnyReply:
+    """Codex's way: start a sub-agent, which reads the file, and wait for it. The first answers of both overlap."""
+    names = [name.rpartition("__")[2] for name in called(request)]
+    if "spawn_agent" not in names and HANDED_ON in everything(request):  # the sub-agent's conversation
+        answer = coding_agent(request)
+        return replace(answer, latency_s=4.0) if isinstance(answer, Reply) else answer
+    if "spawn_agent" not in names:
+        task = {"message": f"{HANDED_ON} {notes(request)}"}
+        return Reply("I hand it on.", [("multi_agent_v1__spawn_agent", task)])
+    if "wait_agent" not in names:
+        agent = json.loads(last(request))["agent_id"]
+        return Reply("I wait.", [("multi_agent_v1__wait_agent", {"targets": [agent]})], latency_s=4.0)
+    return "The helper says that the keeper counts ships at night."
+
+
 HANDED_ON: Final = "Please open the file that is named at the end of this task and say what stands in it:"
 
 
@@ -342,7 +357,8 @@ def coding(
     run: Callable[..., list[str]],
     prepare: Callable[[str, Path], None],
     *,
-    helper: tuple[str, Mapping[str, Any]] | None = None,
+    helper: tuple[str, Mapping[str, Any]] | Answer | None = None,
+    helped: Sequence[str] = ("a b0 b1 a2", ""),
     resume: Sequence[str] = (),
     resumed: str = "a a0 a1",
     **more: Any,
@@ -353,7 +369,9 @@ def coding(
         package: The agent.
         run: Makes a command of the server's address and more words.
         prepare: Writes its files.
-        helper: The tool that starts a sub-agent, and its arguments but for the prompt; None: it has none.
+        helper: The tool that starts a sub-agent, and its arguments but for the prompt, or the model's answers; None: it
+            has none.
+        helped: The program of a run with a sub-agent, and how it looks in another order.
         resume: The words that go on with the latest conversation; none if it cannot.
         resumed: The program of a run and the one that goes on with it.
         more: Of each case.
@@ -370,8 +388,9 @@ def coding(
         ),
     ]
     if helper is not None:
-        answer = sub_agent(*helper)
-        cases.append(case("sub-agent", answer, lambda url, folder: [run(url, question(folder))], "a b0 b1 a2"))
+        answer = helper if callable(helper) else sub_agent(*helper)
+        one = case("sub-agent", answer, lambda url, folder: [run(url, question(folder))], helped[0])
+        cases.append(replace(one, or_program=helped[1]))
     if resume:
 
         def commands(url: str, folder: Path) -> list[Any]:
@@ -507,6 +526,8 @@ _CASES: Final[list[Case]] = [
         CODEX,
         codex,
         codex_files,
+        helper=spawning,
+        helped=("a a0 b0 b2 a1,3", "a b0 a0 b1 a2,3"),
         resume=["resume", "--last"],
         api="responses",
         identified_by="session-id, thread-id",
