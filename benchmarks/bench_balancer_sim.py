@@ -76,6 +76,8 @@ class Options:
     latency_ratio: float
     threshold_tokens: int
     kv_tokens: int
+    host_kv_tokens: int
+    moves_kv: bool
     workloads: tuple[str, ...]
     stealing: bool
 
@@ -87,7 +89,14 @@ class Options:
     def settings(self, choice: str, replicas: int) -> SimSettings:
         config = balancer_config(choice.removesuffix(STEALS), self.threshold_tokens)
         stealing = StealingConfig() if choice.endswith(STEALS) else None
-        return SimSettings(balancer=config, stealing=stealing, replicas=replicas, kv_tokens=self.kv_tokens)
+        return SimSettings(
+            balancer=config,
+            stealing=stealing,
+            replicas=replicas,
+            kv_tokens=self.kv_tokens,
+            host_kv_tokens=self.host_kv_tokens,
+            moves_kv=self.moves_kv,
+        )
 
     def count(self, workload: str, replicas: int) -> int:
         """The number of programs for so many replicas."""
@@ -314,6 +323,8 @@ def main(
     latency_ratio: Annotated[float, typer.Option(help="Allowed mean latency, as a multiple of that alone.")] = 2.0,
     threshold_tokens: Annotated[int, typer.Option(help="Algorithm 2 (locality) treats longer prompts as long.")] = 2048,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache of a replica holds.")] = 65_536,
+    host_kv_tokens: Annotated[int, typer.Option(help="Tokens that the host memory of a replica holds.")] = 0,
+    moves_kv: Annotated[bool, typer.Option(help="Whether replicas read each other's host memory.")] = True,
     workloads: Annotated[str, typer.Option(help="Workloads, with commas.")] = ",".join(RATES),
     stealing: Annotated[bool, typer.Option(help="Whether to compare with stealing, too.")] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file for all results; a plot is written next to it.")] = None,
@@ -328,6 +339,8 @@ def main(
         latency_ratio,
         threshold_tokens,
         kv_tokens,
+        host_kv_tokens,
+        moves_kv,
         tuple(workloads.split(",")),
         stealing,
     )

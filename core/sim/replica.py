@@ -16,6 +16,7 @@ from weft.core.sim.batch import Jump, RunningBatch
 from weft.core.sim.charges import Charges, KnownCosts
 from weft.core.sim.executions import Executions
 from weft.core.sim.kv_cache.cache import Segment
+from weft.core.sim.kv_cache.host import KvElsewhere
 from weft.core.sim.kv_cache.tiered_cache import make_kv
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
@@ -135,6 +136,12 @@ class SimReplica:
     def cached_tokens(self, call: SimCall) -> int:
         """The tokens of a waiting call's prompt that its KV cache holds."""
         return self._kv.find(call.prefixes())[1] if self._settings.shares_prefixes else 0
+
+    def move_out(self, call: SimCall, now_s: float) -> KvElsewhere | None:
+        """A call of which this replica has the latest KV goes to another one."""
+        self._settled_steps = 0
+        self._kv.tick(now_s)
+        return self._kv.move_out(call)
 
     def _end_jump_by(self, until_s: float) -> bool:
         """End the jump with the step during which `until_s` lies. Returns whether that is earlier than planned."""

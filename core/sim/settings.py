@@ -40,6 +40,7 @@ class SimSettings:
     host_kv_tokens: float = 0  # host memory of each replica, for contexts of programs between calls
     kv_token_bytes: int = 128 << 10  # of a token; a step copies only so many bytes ahead of need
     fetches_ahead: bool = True  # whether copies begin before the call that needs them starts; False for comparisons
+    moves_kv: bool = True  # whether replicas read each other's host memory; False for comparisons
     copies_beside: bool = True  # whether copies run beside steps where that is possible, as on GPUs; False: steps wait
     knows_pauses: bool = False  # KV policies are oracles: they know the time of each tool and which context continues
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts

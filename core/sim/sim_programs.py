@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from weft.core.accounts import Attained
 from weft.core.ids import ProgramId, SessionId
@@ -13,6 +14,9 @@ from weft.core.policies import Call, ProgramView
 from weft.core.sim.kv_cache.blocks import BlockNode
 from weft.core.sim.kv_cache.cache import Segment
 from weft.core.trace.format import TraceCall, TraceProgram
+
+if TYPE_CHECKING:
+    from weft.core.sim.kv_cache.host import KvElsewhere
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +39,7 @@ class SimCall(Call):
     computed: int = 0  # the most tokens that it ever had in the KV cache
     known_tokens: int = 0  # of its prompt, whose KV an earlier call of its program has left, cached still or not
     swapped: int = 0  # tokens in host memory
+    elsewhere: KvElsewhere | None = None  # what it can read of another replica's host memory
     end_node: BlockNode | None = None  # with which its known blocks end; None if its program has no hash ids
     segment: Segment | None = None  # the tokens in the KV cache that it does not share with the calls before it
     charged_step: int = 0  # steps of its replica when it was last charged
@@ -122,6 +127,7 @@ class SimProgram:
     children: list[list[int]] = field(default_factory=list)  # by index: the indices of the calls that follow
     unfinished_calls: int = 0
     calls_in_flight: int = 0
+    replica: int | None = None  # that got its latest call
     start_s: float = math.nan  # its arrival
     finish_s: float = math.nan
     # Of a program whose end nobody tells: how often it has been idle, how often it was taken to have ended, since when

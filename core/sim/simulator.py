@@ -229,6 +229,9 @@ class _Simulation:
         self._look_later(now_s)
 
     def _give(self, call: SimCall, replica: SimReplica, now_s: float) -> None:
+        latest, call.owner.replica = call.owner.replica, replica.number
+        if self._settings.moves_kv and latest is not None and latest != replica.number:
+            call.elsewhere = self._replicas[latest].move_out(call, now_s)
         if replica.arrive(call, now_s):
             self._add_jump_end(replica)
         elif replica.jump is None and replica.number not in self._to_schedule:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from weft.core.sim.kv_cache.host import KvElsewhere
     from weft.core.sim.sim_programs import SimCall, SimProgram
 
 
@@ -233,6 +234,15 @@ class KvCache:
         """
         del call
         return hit, 0.0
+
+    def move_out(self, call: SimCall) -> KvElsewhere | None:
+        """A call of which this cache has the latest KV goes to another replica, which reads host memory here.
+
+        Returns:
+            What it can read; None: there is no host memory.
+        """
+        del call
+        return None
 
     def save(self, call: SimCall, tokens: int) -> int:
         """A call is preempted, and its first `tokens` are copied to host memory. Returns how many it has not yet."""

@@ -5,10 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import NamedTuple
 
 from weft.core.sim.kv_cache.blocks import BlockNode
 from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.sim_programs import SimCall, SimProgram
+
+
+class KvElsewhere(NamedTuple):
+    """Where a call that has moved finds what its program had on another replica."""
+
+    host: HostMemory
+    ready_s: float  # when it is there
 
 
 class HostMemory(KvCache):

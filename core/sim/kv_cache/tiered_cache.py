@@ -16,7 +16,7 @@ from typing import Final
 from weft.core.kv_cache import fetch_ahead, spill_ahead
 from weft.core.kv_cache.policies import Action, Context, KvPolicy
 from weft.core.sim.kv_cache.cache import KvCache, Segment
-from weft.core.sim.kv_cache.host import HostMemory
+from weft.core.sim.kv_cache.host import HostMemory, KvElsewhere
 from weft.core.sim.kv_cache.offloading import OffloadingKvCache
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
@@ -137,12 +137,20 @@ class TieredKvCache(PolicyKvCache):
         self._running[call.owner.number] += 1
         self._runs += 1
         tokens = max(hit, self._host.held(call, hit))
+        wait_s = 0.0
+        if call.elsewhere is not None and (held := call.elsewhere.host.held(call, tokens)) > tokens:
+            tokens, wait_s = held, max(0.0, call.elsewhere.ready_s - self._now_s)
         self._counts.fetched += tokens - hit
         if tokens > hit and self._is_beside and fetch_ahead.loads_beside(others):
             self._begin_spills()
-            return tokens, self._copy(tokens - hit) - self._now_s
+            return tokens, max(wait_s, self._copy(tokens - hit) - self._now_s)
         self._copied += tokens - hit
-        return tokens, 0.0
+        return tokens, wait_s
+
+    def move_out(self, call: SimCall) -> KvElsewhere:
+        begin, end = self._host.held(call), self.find(call.prefixes())[1]
+        copied = self._spill(call, begin, end) if end > begin else 0
+        return KvElsewhere(self._host, self._copy(copied))
 
     def save(self, call: SimCall, tokens: int) -> int:
         return self._host.keep(call, 0, tokens)

@@ -12,6 +12,7 @@ import pytest
 from weft.core.errors import SimulationError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import PolicyConfig
+from weft.core.routing import BalancerConfig
 from weft.core.sim import SimResult, SimSettings, StepTime, TraceCall, TraceProgram, simulate
 from weft.core.trace.workloads import generate, poisson
 
@@ -150,3 +151,35 @@ def test_who_waits_for_a_copy_back(name: str, beside: bool, waits: bool) -> None
     copy_s = slow.counts.fetched * 9e-5
     assert slow.programs["A"].latency - fast.programs["A"].latency > 0.9 * copy_s
     assert (slow.programs["B"].latency - fast.programs["B"].latency > 0.9 * copy_s) == waits
+
+
+@pytest.mark.parametrize("copies_beside", [True, False])
+def test_a_program_that_moves_takes_its_kv_along(copies_beside: bool) -> None:
+    """Each call goes to the other replica. All that it has in common with the call before it is read from there, and
+    no copy is free."""
+    calls = [TraceCall("c0", (), 1000, 10)]
+    for number in range(1, 4):
+        known = calls[-1].prompt_tokens + calls[-1].output_tokens
+        calls.append(
+            TraceCall(
+                f"c{number}",
+                (calls[-1].call_id,),
+                prompt_tokens=known + 500,
+                output_tokens=10,
+                gap_s=1.0,
+                shared_prefix_tokens=known,
+            )
+        )
+    settings = SimSettings(
+        PolicyConfig("fcfs"),
+        replicas=2,
+        balancer=BalancerConfig("round_robin"),
+        kv_policy=KvPolicyConfig("next-use"),
+        host_kv_tokens=65_536,
+        copies_beside=copies_beside,
+    )
+    programs = [TraceProgram("moves", tuple(calls))]
+    moving, staying = (simulate(programs, replace(settings, moves_kv=each)) for each in (True, False))
+    one = simulate(programs, replace(settings, replicas=1))
+    assert staying.counts.again > moving.counts.again == one.counts.again == 0
+    assert one.mean_latency < moving.mean_latency < staying.mean_latency

@@ -150,7 +150,7 @@ async def test_a_text_has_the_servers_tokens(remote: FrontEnd, served: Served) -
 
 async def test_threads_and_parents_are_the_clients(served: Served) -> None:
     """The server takes over what the client has inferred, and names it in the answer."""
-    ids = {"program_id": "given", "thread_id": "left", "call_id": "call-1"}
+    ids = {"program_id": weft.Program("given").program_id, "thread_id": "left", "call_id": "call-1"}
     first = served.client.post("/v1/chat/completions", json={**request(), "model": "tiny", "vllm_xargs": ids})
     ids |= {"call_id": "call-2", "thread_id": "right", "parents": ["call-1"]}
     second = served.client.post("/v1/chat/completions", json={**request(), "model": "tiny", "vllm_xargs": ids})
