@@ -90,7 +90,9 @@ def items_of_message(message: Mapping[str, Any]) -> list[Item]:
         if isinstance(function, Mapping):
             arguments = function.get("arguments", function.get("input"))
             items.append(_call(call.get("id"), function.get("name"), arguments))
-    return items or [SILENCE] * (role == "assistant")
+    if not items and role == "assistant":
+        return [SILENCE]
+    return items
 
 
 def _message(role: str, content: object, name: str = "") -> list[Item]:

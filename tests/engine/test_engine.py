@@ -162,7 +162,7 @@ async def test_the_scheduler_forgets_a_program_that_has_ended(engine: weft.Engin
 async def test_a_repeated_prompt_is_found_in_the_prefix_cache(engine: weft.Engine) -> None:
     """The call's report and the table have the number of cached tokens."""
     with weft.Program("cache") as program:
-        text = "one two three four five " * 60
+        text = f"{program.program_id} " + "one two three four five " * 60
         first = await call(engine, program, text=text)
         second = await call(engine, program, text=text)
     assert first["weft"]["cached_tokens"] == 0
