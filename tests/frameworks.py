@@ -12,15 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/frameworks"
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
-EXTRAS = "langchain,autogen,openai,otel"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# Given to uv as they are: what an extra of the wheel requires is not direct, and uv would take the highest of it.
+FRAMEWORKS = [each for extra in ("langchain", "autogen", "openai", "otel") for each in EXTRAS[extra]]
 # What the tests need besides; jinja2 and uvicorn come with vLLM.
 TOOLS = (
-    "autogen-ext[openai]",
+    "autogen-ext[openai]>=0.7.5",
     "fastapi>=0.115",
     "hypothesis>=6.130",
     "jinja2>=3.1",
@@ -28,7 +31,7 @@ TOOLS = (
     "pytest>=9.0",
     "pytest-asyncio>=1.0",
     "pytest-timeout>=2.4",
-    "uvicorn>=0.30",
+    "uvicorn>=0.54",
 )
 TESTS = ("tests/integrations", "tests/test_testing.py", "tests/test_scripted.py")
 SHOWN = ("langchain", "langgraph", "openai", "anthropic", "autogen", "opentelemetry")
@@ -50,7 +53,7 @@ def test(end: str, uv: str, wheel: Path) -> None:
     run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, venv)
     resolution = ("--resolution", RESOLUTIONS[end])
     python = venv / "bin/python"
-    run(uv, "pip", "install", "--quiet", "--python", python, *resolution, f"{wheel}[{EXTRAS}]", *TOOLS)
+    run(uv, "pip", "install", "--quiet", "--python", python, *resolution, wheel, *FRAMEWORKS, *TOOLS)
     packages = run(uv, "pip", "freeze", "--quiet", "--python", python).split()
     sys.stdout.write(f"{end}: {' '.join(each for each in packages if each.startswith(SHOWN))}\n")
     marks = "not engine and not slow and not clients and not soak"
