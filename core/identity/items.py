@@ -91,7 +91,7 @@ def items_of_message(message: Mapping[str, Any]) -> list[Item]:
             arguments = function.get("arguments", function.get("input"))
             items.append(_call(call.get("id"), function.get("name"), arguments))
     if not items and role == "assistant":
-        return [SILENCE]
+        items.append(SILENCE)
     return items
 
 

@@ -75,9 +75,9 @@ class Stealing:
     every ratio to its load would be infinite. An engine without calls counts as having one.
 
     Half of the difference moves, but no more calls than wait at the victim, and no more than the thief can begin at
-    once. The paper moves one session at a time, and assigns it to the thief, because its KV moves along. Here that holds
-    on one host only. So only a call moves of which the victim has little cached for the difference in load, and the
-    program stays assigned to the engine that has the rest of its KV.
+    once. The paper moves one session at a time, and assigns it to the thief, because its KV moves along. Here that
+    holds on one host only. So only a call moves of which the victim has little cached for the difference in load, and
+    the program stays assigned to the engine that has the rest of its KV.
 
     Args:
         config: the limits.
