@@ -218,7 +218,8 @@ class TableMachine(RuleBasedStateMachine):
             assert set(row.active) == active
             assert row.state is (opened.state or (ProgramState.ACTIVE if active else ProgramState.IDLE))
             assert row.start_s == opened.at_s
-            assert row.engine_ids == list(dict.fromkeys(sent.engine for sent in calls.values()))
+            latest_first = dict.fromkeys(sent.engine for sent in reversed(calls.values()))
+            assert row.engine_ids == [*latest_first][::-1]
             assert row.account == sum((sent.account for sent in calls.values() if sent.left is not None), Account())
             assert same(row.last_arrival_s, max((sent.at_s for sent in calls.values()), default=math.nan))
             left = [sent.left_s for sent in calls.values() if sent.left is not None]

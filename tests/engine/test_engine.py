@@ -562,6 +562,7 @@ def test_an_unsupported_vllm_is_a_typed_error(
         compat.require_vllm()
 
 
+@pytest.mark.slow
 @hung_engine
 def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(command_result: CommandResult) -> None:
     """Weft kills an engine whose process is stopped. The call in flight and later calls raise EngineDiedError. After

@@ -47,6 +47,7 @@ def test_an_engine_has_host_memory_and_next_use_without_asking(engine: weft.Engi
     assert engine.host_kv_gib == stats.host_capacity_bytes / GIB
 
 
+@pytest.mark.slow
 @hung_engine
 def test_without_host_memory_the_scheduling_policy_says_what_is_evicted(command_result: CommandResult) -> None:
     """`swap=None` takes none."""

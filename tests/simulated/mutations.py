@@ -58,7 +58,7 @@ MUTATIONS: Final = (
     Mutation("weft.core.process_table", "row.attained.total_service_s += more.service_s", "pass"),
     Mutation("weft.core.process_table", "or more_s < 0", ""),
     Mutation(
-        "weft.core.process_rows", "del self.in_flight[call_id], thread.active[call_id]", "del thread.active[call_id]"
+        "weft.core.process_table", "del row.in_flight[call_id], thread.active[call_id]", "del thread.active[call_id]"
     ),
     # -- replicas
     Mutation(

@@ -307,6 +307,7 @@ def test_conversion_failure(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_embedded_model() -> None:
     """The real model has bfloat16 weights, uses ChatML, and ends its answer with the template's end token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig

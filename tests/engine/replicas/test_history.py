@@ -33,7 +33,15 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 # -- the engine
 
 
-@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 1000), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(10),
+        pytest.param(range(10, 50), marks=pytest.mark.slow),
+        pytest.param(range(50, 1000), marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 def test_the_history_of_every_seed_is_right(seeds: range) -> None:
     """No token comes twice or out of order, every call ends once, service and wait never shrink, nothing is left.
 
@@ -50,7 +58,7 @@ def test_the_history_of_every_seed_is_right(seeds: range) -> None:
         seen["lost"] += sum(isinstance(event.value, Lost) for event in events)
         seen.update(event.kind for event in events)
     faults = ("moved", "lost", "kill", "hang", "remove", "add", "taken")
-    assert min(seen[each] for each in faults) > 20, "the faults and the steals took place"
+    assert min(seen[each] for each in faults) > len(seeds) // 4, "the faults and the steals took place"
 
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
