@@ -117,9 +117,8 @@ class Ping(NamedTuple):
 
 
 Question = TakeLearned | TakeKvStats | TakeScheduleStats | TakeState
-Plain = UseHistory | SpillProgram | ExchangeService  # they travel as their fields
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | TakeBack | Plain | Question
-
+Plain = UseHistory | SpillProgram | ExchangeService | Question  # they travel as their fields
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | TakeBack | Plain
 
 _QUESTIONS: Final[dict[str, type[Question]]] = {
     "take_kv_stats": TakeKvStats,
@@ -127,10 +126,12 @@ _QUESTIONS: Final[dict[str, type[Question]]] = {
     "take_schedule_stats": TakeScheduleStats,
     "take_state": TakeState,
 }
-_PLAIN: Final[dict[type[Plain], str]] = {
+_NAMES: Final[dict[type[Plain | Ping], str]] = {
     UseHistory: "use_history",
     SpillProgram: "spill_program",
     ExchangeService: "exchange_service",
+    Ping: "ping",
+    **{kind: name for name, kind in _QUESTIONS.items()},
 }
 
 
@@ -142,11 +143,9 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "calls": [list(each) for each in message.calls]}
-    if isinstance(message, Plain):
-        return {"type": _PLAIN[type(message)], **message._asdict()}
     if isinstance(message, TakeBack):
         return {"type": "take_back", **message._asdict(), "calls": [list(each) for each in message.calls]}
-    return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
+    return {"type": _NAMES[type(message)], **message._asdict()}
 
 
 def decode_control(data: object) -> Control | None:
