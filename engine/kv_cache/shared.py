@@ -225,7 +225,8 @@ class _Known:
         self._keys: dict[int, bytes] = {}
 
     def update(self) -> None:
-        now = self.part.changes
+        if (now := self.part.changes) == self.changes:  # as in most steps
+            return
         changed, self.changes = self.part.changed(self.changes), now
         for slot in changed:
             self.forget(slot)
