@@ -129,8 +129,8 @@ class ProgramRow(ShownAsTable):
     `last_completion_s`. The other fields are for users and traces. The time from a program's first call to its last
     consists of service, wait, interception and the way to the engine.
 
-    `threads` has the threads with a call in flight and 256 others, those that were last in use. The
-    older ones are in `folded`.
+    `threads` has the threads with a call in flight, and of the others those that were last in use, as many as
+    `KEEP_IDLE_THREADS` of the table says. The older ones are in `folded`.
     """
 
     info: ProgramInfo

@@ -244,7 +244,9 @@ class Lineage:
         if placed.said is None:
             return
         prompt = placed.said.digests[-1] if placed.said.items else placed.start
-        for items in filter(None, map(list, answers)):  # a prompt alone is no state, or it would continue itself
+        for items in map(list, answers):
+            if not items:
+                continue  # the prompt is no state, or each request would continue itself
             reached(self._states, scope, prompt, items, program_id, peer=placed.peer)
             self._note_given(scope, prompt, items, program_id)
             self._turns.answered(scope, program_id, items)

@@ -111,8 +111,8 @@ class AnswerReader:
     def left(self) -> list[Mapping[str, Any]]:
         """The answers of a stream that its client has left, as far as they have come."""
         answers = self.take(b"\n\n", is_last=True)
-        choices = [{"message": message} for message in self._messages.values()]
-        return [*answers, {"choices": choices}, *([{"content": self._content()}] if self._blocks else [])]
+        answers.append({"choices": [{"message": message} for message in self._messages.values()]})
+        return [*answers, {"content": self._content()}] if self._blocks else answers
 
     def _event(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The answer that an event completes."""

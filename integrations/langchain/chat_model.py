@@ -322,8 +322,6 @@ class ChatWeft(BaseChatModel):
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
-# The fields of a request that users set, by vLLM's names and by LangChain's other names.
-
 # The names under which LangChain's other chat models take the same fields.
 _ALIASES: Final = {
     "max_completion_tokens": "max_tokens",
