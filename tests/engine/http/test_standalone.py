@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -138,9 +139,10 @@ def test_requests_without_ids_are_served(server: httpx.Client) -> None:
 def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> None:
     """A new program arrives while programs with much attained service run, which do not end by themselves. It is done
     before them, one of them was preempted for it, and the preemption changes no token."""
+    run = uuid4().hex
 
     def ids(name: str) -> dict[str, Any]:
-        name = f"{how}-{name}"
+        name = f"{run}-{name}"
         return {"vllm_xargs": {"program_id": name}} if how == "vllm_xargs" else {"session_id": name}
 
     texts, tokens, preempted = ["", ""], [0, 0], preemptions(server)
@@ -275,12 +277,13 @@ def test_every_way_to_name_a_program_is_checked(
 
 def test_a_program_belongs_to_its_key(server: httpx.Client, log: Path) -> None:
     """Two clients name the same program. The engine gets two names, and in neither of them the key."""
+    name = f"shared-{uuid4().hex}"
     for key in range(2):
-        chat_body = {**CHAT, "vllm_xargs": {"program_id": "shared-program"}}
+        chat_body = {**CHAT, "vllm_xargs": {"program_id": name}}
         assert server.post("/v1/chat/completions", json=chat_body, headers=authorized(key)).status_code == 200
-        tokens_body = {**TOKENS, "sampling_params": {"max_tokens": 2, "extra_args": {"program_id": "shared-program"}}}
+        tokens_body = {**TOKENS, "sampling_params": {"max_tokens": 2, "extra_args": {"program_id": name}}}
         assert server.post("/inference/v1/generate", json=tokens_body, headers=authorized(key)).status_code == 200
     text = log.read_text()
-    names = re.findall(r"'program_id': '([^']*)shared-program'", text)
+    names = re.findall(rf"'program_id': '([^']*){name}'", text)
     scopes = [f"{scope_of([(b'authorization', f'Bearer {key}'.encode())])}/" for key in KEYS]
     assert names == [scopes[0]] * 2 + [scopes[1]] * 2
