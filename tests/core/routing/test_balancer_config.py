@@ -31,12 +31,10 @@ def test_each_name_makes_its_balancer(name: str) -> None:
 
 
 def test_the_names_are_those_of_the_registry() -> None:
-    """The names are sorted, and each balancer has a summary of one line."""
-    assert (
-        tuple(sorted({"adaptive_locality", "affinity", "least_used", "locality", "round_robin", *BALANCERS}))
-        == BALANCERS
-    )
-    assert tuple(each.name for each in registrations()) == BALANCERS
+    """They are sorted, and those that users have in their configurations stay. Each balancer has a summary of one
+    line."""
+    assert {"adaptive_locality", "affinity", "least_used", "locality", "round_robin"} <= {*BALANCERS}
+    assert tuple(sorted(each.name for each in registrations())) == BALANCERS
     for each in registrations():
         assert each.summary
         assert "\n" not in each.summary
