@@ -1,9 +1,10 @@
 """Every policy gives the results that it gave when the table was last written.
 
 The table has all policies with and without the gate, under all KV policies, with and without host memory. A change that
-is to keep all results, such as a quicker data structure, leaves it as it is. After a change of a rule, write it again:
+is to keep all results, such as a quicker data structure, leaves it as it is. After a change of a rule, and for a new
+policy or KV policy, write it again:
 
-    python tests/core/sim/test_digests.py
+    .venv/bin/python tests/core/sim/test_digests.py
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
 
 TABLE: Final = Path(__file__).with_name("digests.txt")
+REMEDY: Final = "write the table again, which takes minutes: .venv/bin/python tests/core/sim/test_digests.py"
 # A KV cache for few of the programs, and host memory for some more, so that every rule has something to do.
 BASE: Final = SimSettings(batch_size=4, kv_tokens=8192, chunk_tokens=1024, step_time=StepTime(copy_token_s=2e-5))
 HOST_TOKENS: Final = 4096
@@ -96,9 +98,15 @@ ROWS: Final = tuple(name + gate for name in SIMULATED_POLICIES for gate in ("", 
 def test_results_are_the_same_to_the_digit(policy: str) -> None:
     """All times and counts of a policy, under every KV policy, are those of the table. So nothing is random either."""
     expected = read().get(policy)
-    assert expected is not None, f"{policy} is new; write the table again: python {Path(__file__).name}"
-    changed = {column for column, found in row(policy).items() if found != expected.get(column)}
-    assert not changed, f"{policy} is served differently under {', '.join(sorted(changed))}"
+    assert expected is not None, f"The policy {policy} is new; {REMEDY}"
+    found = row(policy)
+    new = found.keys() - expected.keys()
+    assert not new, f"The KV policies of {', '.join(sorted(new))} are new; {REMEDY}"
+    changed = {column for column, value in found.items() if value != expected[column]}
+    assert not changed, (
+        f"Programs under {policy} are served differently with {', '.join(sorted(changed))}. "
+        f"If you have changed a rule on purpose, {REMEDY}"
+    )
 
 
 def test_the_table_has_no_other_rows() -> None:

@@ -32,11 +32,11 @@ def context(pause_s: float, tokens: int = 500, used_s: float = 0.0) -> Context:
 
 
 def test_the_family_is_registered() -> None:
-    """The names that users choose from."""
-    assert KV_POLICIES == ("ended-first", "least-waste", "lru", "next-use", "saga", "ttl", "wa-lru")
+    """Users have these names in their configurations, so none of them goes away."""
+    assert {"ended-first", "least-waste", "lru", "next-use", "saga", "ttl", "wa-lru"} <= {*KV_POLICIES}
     for name in KV_POLICIES:
         assert KvPolicyConfig(name).make().name == name
-    with pytest.raises(KvPolicyError, match="choose one of ended-first, least-waste"):
+    with pytest.raises(KvPolicyError, match=f"choose one of {', '.join(KV_POLICIES)}"):
         KvPolicyConfig("mru")
     with pytest.raises(KvPolicyError, match="has no parameter 'weight'"):
         KvPolicyConfig("ttl", weight=1)
