@@ -1,6 +1,7 @@
 """Which program a request over HTTP belongs to, by the ids that its headers and its body carry.
 
-Agents send ids under many names. `identity_of` tries them in the order of `docs/how-to/serve.md`.
+Agents send ids under many names. `identity_of` tries them in the order of `SOURCES`; docs/reference/program-ids.md
+lists them.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ HTTPHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class Source(StrEnum):
-    """What named the program of a request, in the order of precedence."""
+    """What named the program of a request."""
 
     WEFT = "weft"
     CLAUDE_CODE = "claude-code"
@@ -216,7 +217,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
             parent_program_id=ProgramId(f"{scope}/{parent}") if parent else None,
             **fields,
         )
-    for source, find in _SOURCES:
+    for source, find in SOURCES:
         for ids in find(request):
             found, thread, parent_thread, parent, starter = map(foreign_id, ids)
             if found is not None:
@@ -340,7 +341,7 @@ def _metadata(request: _Request) -> Iterator[_Ids]:
         yield _Ids(session_of_user(metadata.get("user_id")))
 
 
-_SOURCES: Final[tuple[tuple[Source, _Finder], ...]] = (
+SOURCES: Final[tuple[tuple[Source, _Finder], ...]] = (
     (Source.CLAUDE_CODE, _claude_code),
     (Source.CODEX, _codex),
     (Source.THUNDERAGENT, lambda request: iter([_Ids(request.body.get("program_id"))])),

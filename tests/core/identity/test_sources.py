@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from weft.core.errors import InvalidIdError
 from weft.core.identity import Evidence, Identity, Source, identity_of
 from weft.core.identity.families import Families
+from weft.core.identity.sources import SOURCES
 
 SCOPE = "-"
 SESSION = "3f1e2d4c-0000-4000-8000-123456789abc"
@@ -66,6 +69,13 @@ def test_an_id_names_the_program(
     assert isinstance(identity, Identity)
     assert identity.source is source
     assert program is None or identity.program_id == f"{SCOPE}/{program}"
+
+
+def test_the_reference_has_the_sources_in_their_order() -> None:
+    """A reader of the table sees which of several ids counts."""
+    page = Path(__file__).parents[3] / "docs" / "reference" / "program-ids.md"
+    listed = re.findall(r"^\|.*\| `([a-z-]+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed == [Source.WEFT, *(source for source, _ in SOURCES)]
 
 
 def test_our_own_ids_precede_those_of_others() -> None:
@@ -128,6 +138,7 @@ def test_a_conversation_of_aiperf_is_a_program() -> None:
         ("x_opencode_session", "x_parent_session_id"),
         ("x_session_affinity", "x_parent_session_id"),
         ("x_litellm_session_id", "x_parent_session_id"),
+        ("x_litellm_session_id", "x_litellm_parent_session_id"),
     ],
 )
 def test_a_session_that_another_one_started_is_a_thread_of_it(names: tuple[str, str]) -> None:
