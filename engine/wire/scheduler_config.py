@@ -42,12 +42,11 @@ def config_of_engine(options: EngineOptions, model: str) -> SchedulerConfig:
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
     """The settings as `additional_config["weft"]` carries them. Those that have their defaults are left out."""
-    encoded: dict[str, Any] = {"policy": config.policy.to_dict()}
-    encoded |= {name: True for name in _FLAGS if getattr(config, name)}
-    if config.model:
-        encoded["model"] = config.model
-    if config.kv_policy is not None:
-        encoded["kv_policy"] = config.kv_policy.to_dict()
+    encoded: dict[str, Any] = {}
+    for name in _SETTINGS:
+        value = getattr(config, name)
+        if value != getattr(_DEFAULTS, name):
+            encoded[name] = value.to_dict() if isinstance(value, PolicyConfig | KvPolicyConfig) else value
     return encoded
 
 
@@ -83,6 +82,7 @@ def decode_config(additional_config: object) -> SchedulerConfig:
     )
 
 
+_DEFAULTS: Final = SchedulerConfig()
 _SETTINGS: Final = tuple(SchedulerConfig.__dataclass_fields__)
 _EXAMPLE: Final = '{"policy": "atlas"} or {"policy": {"name": "atlas", "beta": 4}}'
 
