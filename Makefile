@@ -177,7 +177,7 @@ test-slow: model
 	@$(BIN)/python -m pytest -m slow $(T)
 
 simulate: setup
-	@PYTHONPATH=tests/support:tests/simulated $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \
+	@PYTHONPATH=tests/support:tests/simulated:tests/fuzz $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \
 	  $(if $(TRACE),--trace)
 
 test-soak: setup

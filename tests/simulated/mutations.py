@@ -1,6 +1,6 @@
 """Faults planted in Weft's own code, one after the other, and after how many lives each is found.
 
-PYTHONPATH=tests/support:tests/simulated python tests/simulated/mutations.py --seeds 300
+PYTHONPATH=tests/support:tests/simulated:tests/fuzz python tests/simulated/mutations.py --seeds 300
 
 A planted fault that no life finds is a hole in the simulation, or code that nothing needs.
 """

@@ -1,7 +1,7 @@
-"""Lives of an engine in simulation, one for each seed; or one of them again, with a timeline.
+"""Lives of an engine in simulation, one for each seed; or, as in the second line, one again with a timeline.
 
-PYTHONPATH=tests/support:tests/simulated python tests/simulated/simulate.py --seeds 1000
-PYTHONPATH=tests/support:tests/simulated python tests/simulated/simulate.py --seed 8412 --trace   # one of them again
+PYTHONPATH=tests/support:tests/simulated:tests/fuzz python tests/simulated/simulate.py --seeds 1000
+PYTHONPATH=tests/support:tests/simulated:tests/fuzz python tests/simulated/simulate.py --seed 8412 --trace
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class Witness(ProgramObserver):
         self.programs_of: dict[str, str] = {}
         self.left_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
+        self.learned_from = 0  # programs
         self._seen: dict[str, tuple[float, float, float]] = {}
 
     def accounts(self, on_account: Callable[[Any, Account], None]) -> Callable[[Any, Account], None]:
@@ -69,11 +70,13 @@ class Witness(ProgramObserver):
         self.left[row.identity.call_id].append((row, outcome))
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del state
         program_id = row.info.program_id
         self.ended_s[program_id] = now_s
         self.ended[program_id].append(row)
-        left = [rows[0][0] for call_id, rows in self.left.items() if self.programs_of[call_id] == program_id]
+        own = [rows[0] for call_id, rows in self.left.items() if self.programs_of[call_id] == program_id]
+        has_result = any(outcome is CallState.FINISHED for _, outcome in own)
+        self.learned_from += has_result and state in (ProgramState.FINISHED, ProgramState.FAILED)
+        left = [row for row, _ in own]
         tokens = {each.identity.call_id: each.account.output_tokens for each in left}
         self.outputs[program_id] = {call_id: count for call_id, count in tokens.items() if count}
 
@@ -81,6 +84,8 @@ class Witness(ProgramObserver):
         """What is wrong with the table and with the counts now."""
         engine: Any = life.engine
         engine.table.check_integrity()
+        if life.remote is not None:
+            life.remote.table.check_integrity()
         for row in engine.table:
             attained = row.attained
             now = attained.service_s, attained.total_service_s, attained.total_wait_s
@@ -140,8 +145,6 @@ def at_rest(life: Life) -> Iterator[str]:
         "replicas that are not ready": sum(each.state != "ready" for each in health),
         "processes without a replica": len(live) - len(health),
         "unsent messages": 0 if engine.programs.messages.is_idle else 1,
-        "requests in schedulers": sum(len(each.scheduler.requests) for each in live),
-        "programs in schedulers": sum(not each.scheduler._table.is_empty for each in live),
         "requests in front ends": sum(
             len(replica.llm.output_processor.request_states) for replica in group.supervisor.replicas() if replica.llm
         ),
@@ -149,8 +152,18 @@ def at_rest(life: Life) -> Iterator[str]:
         "HTTP requests": len(life.server.served.requests._requests) if life.server is not None else 0,
         "programs of HTTP clients": len(life.server.served.programs) if life.server is not None else 0,
         "idle checks": len(engine.programs.idle),
+        "programs with a forecast": len(engine.forecasts),
     }
-    yield from (f"{count} {what} are left" for what, count in left.items() if count)
+    if life.remote is not None:
+        remote: Any = life.remote
+        left |= {
+            "rows at the client": len(remote.table),
+            "calls in flight at the client": len(remote._in_flight),
+            "unsent messages of the client": 0 if remote.programs.messages.is_idle else 1,
+            "programs with a forecast at the client": len(remote.forecasts),
+        }
+    in_processes = [found for each in live for found in each.left()]
+    yield from (f"{count} {what} are left" for what, count in [*left.items(), *in_processes] if count)
     engine.table.check_integrity()
 
 
@@ -164,8 +177,10 @@ def after_end(life: Life) -> Iterator[str]:
     names = life.call_names
     for problem in [*check(life.history.events), *life.witness.problems()]:
         yield reduce(lambda text, call: text.replace(*call), names.items(), problem)
-    for event in life.history.events if not life.is_served else ():
+    for event in life.history.events if life.door != "http" else ():
         if event.kind != "return" or event.value not in OUTCOMES:
+            continue
+        if life.door == "connect" and event.value != "finished":  # its deadlines are its own
             continue
         left = life.witness.left.get(event.call, [])
         if {outcome for _, outcome in left} - {OUTCOMES[event.value]}:
@@ -176,6 +191,12 @@ def after_end(life: Life) -> Iterator[str]:
                 yield f"{names[event.call]} finished with {tokens} tokens, and its account is {account}"
     yield from _unsettled(life)
     yield from _recorded(life)
+    if life.earlier is not None and hasattr(life, "engine"):
+        learned = life.witness.learned_from
+        if life.engine.forecasts.learned != learned:
+            yield f"the engine has learned from {life.engine.forecasts.learned} programs of {learned}"
+        # What ends after a sudden end of the engine is saved when the process ends.
+        yield from life.earlier.problems(learned, is_saved=not (life.disk.fault or life.wants_shutdown))
 
 
 def _unsettled(life: Life) -> Iterator[str]:
@@ -204,6 +225,8 @@ def _recorded(life: Life) -> Iterator[str]:
     has_lines = life.trace_file.exists() and life.trace_file.stat().st_size > 0
     recorded = {each.program: each for each in read(life.trace_file)} if has_lines else {}
     expected = {program_id: calls for program_id, calls in life.witness.outputs.items() if calls}
+    if "disk" in life.faults.happened:  # after an error nothing more is written
+        expected = {program_id: calls for program_id, calls in expected.items() if program_id in recorded}
     if recorded.keys() != expected.keys():
         yield f"the trace has the programs {sorted(recorded)}, and {sorted(expected)} had outputs"
     for program_id in recorded.keys() & expected.keys():

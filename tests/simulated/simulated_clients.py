@@ -17,7 +17,7 @@ from simulated_loop import TICK_S
 from simulated_replica import MAX_MODEL_LEN
 
 import weft
-from weft.core.errors import EngineClosedError, ReplicaLostError, WeftError
+from weft.core.errors import EngineClosedError, ReplicaLostError, ServerError, WeftError
 from weft.core.ids import IdSource
 from weft.engine.models.scripted_model import make_scripted_model
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simulated_life import Life
 
 MODEL: Final = "simulated"
+LONGEST: Final = 150  # tokens, of a short call and its answer
 HALF: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -42,6 +43,9 @@ class Client:
             ids=IdSource(random.Random(f"ids {life.seed} {number}")),
         )
         self.calls: dict[str, asyncio.Task[None]] = {}
+        self._is_conversation = rng.random() < 0.6
+        self._messages: list[dict[str, str]] = []
+        self._context_tokens = 0
 
     async def run(self) -> None:
         """Make the program's calls."""
@@ -50,7 +54,7 @@ class Client:
         with program:
             history.add("open", program.program_id)
             try:
-                for turn in range(rng.randrange(1, 4)):
+                for turn in range(rng.randrange(1, 6 if self._is_conversation else 4)):
                     names = [f"{self.name}.{turn}.{each}" for each in range(rng.choice([1, 1, 3]))]
                     tasks = {name: asyncio.ensure_future(self._call(name)) for name in names}
                     self.calls.update(tasks)
@@ -71,10 +75,14 @@ class Client:
                 history.add("close", program.program_id)
 
     async def _call(self, name: str) -> None:
-        program, rng, engine, note = self.program, self.rng, self.life.engine, self.life.history.add
+        program, rng, note = self.program, self.rng, self.life.history.add
+        engine = self.life.remote or self.life.engine
         identity = program.reports.start_call(name)
         self.life.call_names[identity.call_id] = name
-        body, text = random_call(rng, name)
+        has_room = self._is_conversation and self._context_tokens + LONGEST < MAX_MODEL_LEN
+        body, text = random_call(rng, name, is_short=has_room and bool(self._messages))
+        if has_room:
+            body["messages"] = [*self._messages, *body["messages"]]
         tokens = body["max_tokens"]
         note("invoke", program.program_id, identity.call_id, tokens)
         self.life.world.note(f"{name} asks for {tokens} tokens")
@@ -97,11 +105,14 @@ class Client:
                     else:
                         is_whole = True
             program.reports.end_call(name, identity)
+            if is_whole:
+                self._messages = [*body["messages"], {"role": "assistant", "content": answer.texts[0]}]
+                self._context_tokens = len(answer.prompt) + 4 * len(answer.choices[0])  # half characters grow
         except ReplicaLostError as error:
             others = answer.count - len(answer.choices.get(0, ()))  # the history has the tokens of one choice
             outcome = Lost(error.delivered_tokens - others)
         except (WeftError, asyncio.CancelledError) as error:
-            is_end = isinstance(error, EngineClosedError) and self.life.wants_shutdown
+            is_end = isinstance(error, EngineClosedError | ServerError) and self.life.wants_shutdown
             outcome = "ProgramEndedError" if is_end else type(error).__name__
         except BaseException as error:
             self.life.world.complain(f"{name} ended in an unexpected way", error)
@@ -111,9 +122,11 @@ class Client:
         self.life.problems += [f"{name} {problem}" for problem in answer.problems(body, is_whole=is_whole)]
 
 
-def random_call(rng: random.Random, name: str) -> tuple[dict[str, Any], str]:
+def random_call(rng: random.Random, name: str, *, is_short: bool = False) -> tuple[dict[str, Any], str]:
     """A request, and the text that tells it from others. `timeout_s` is among its fields."""
     tokens, padding = rng.choice([(1, 200), (3, 40), (10, 0), (30, 200), (150, 0)])
+    if is_short:
+        tokens, padding = min(tokens, 30), 0
     text = f"{name} {'x' * padding}"
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": text}],

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from simulated_disk import FAULTS
 from simulated_loop import TICK_S
 from simulated_replica import EngineProcess
 
@@ -30,6 +31,9 @@ KINDS: Final = {
     "add": 1,
     "start_fails": 1,
     "start_hangs": 1,
+    "copies_fail": 1,  # to and from a replica's host memory, some of them
+    "reset": 1,  # a replica forgets all KV
+    "disk": 1,  # no trace and no history can be written, for a while
     "shutdown": 0.3,
 }
 
@@ -84,7 +88,10 @@ class Faults:
     def end(self) -> None:
         """Nothing more goes wrong, and what hangs goes on."""
         self._left = []
+        self._life.disk.fault = ""
         for process in self._life.launcher.processes:
+            if process.worker.has_memory:
+                process.worker.fails = lambda: False
             process.resume()
 
     # Each of these returns False if there is nothing that it could happen to.
@@ -116,6 +123,26 @@ class Faults:
             process.inputs.late_ticks = process.outputs.late_ticks = 300
 
         return self._to_process(rng, late)
+
+    def _copies_fail(self, rng: random.Random) -> Any:
+        def fail(process: EngineProcess) -> None:
+            if process.worker.has_memory:
+                process.worker.fails = lambda: rng.random() < 0.3
+
+        return self._life.swap is not None and self._to_process(rng, fail)
+
+    def _reset(self, rng: random.Random) -> Any:
+        running, host = rng.random() < 0.5, rng.random() < 0.5
+        return self._to_process(rng, lambda process: process.reset(running=running, host=host))
+
+    def _disk(self, rng: random.Random) -> Any:
+        disk = self._life.disk
+        disk.fault = rng.choice(list(FAULTS))
+
+        def repair() -> None:
+            disk.fault = ""
+
+        self._life.world.call_later(rng.randrange(1, 20_000) * TICK_S, repair)
 
     def _to_process(self, rng: random.Random, do: Callable[[EngineProcess], object]) -> bool:
         alive = [process for process in self._life.launcher.processes if process.is_alive()]

@@ -2,7 +2,8 @@
 
 All that is random comes from the seed: the order of events, what the clients do, and the faults. The engine is the real
 `AsyncMultiLLMEngine` with its router, dispatch queue, stealer, supervisor, admission, process table, recorder and chat
-endpoint; `simulated_replica.py` says how its replicas are simulated. `simulated_checks.py` says what must hold.
+endpoint; `simulated_replica.py` says how its replicas are simulated, and `simulated_disk.py` how its disk fails.
+`simulated_checks.py` says what must hold.
 """
 
 from __future__ import annotations
@@ -16,25 +17,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
 from history import History
 from simulated_checks import Witness, after_end, at_rest
 from simulated_clients import MODEL, Client, model_folder
+from simulated_disk import Disk, HistoryOfEarlier
 from simulated_faults import Fault, Faults, faults_of
 from simulated_loop import DeadlockError, SimulatedLoopThread, World, simulated_threading
-from simulated_replica import MAX_MODEL_LEN, SimulatedLauncher
-from simulated_server import HttpClient, Server
+from simulated_replica import BLOCK_BYTES, MAX_MODEL_LEN, SimulatedLauncher
+from simulated_server import HttpClient, Server, Transport
 
 import weft
 from weft.core.errors import EngineStartError
+from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.served_model import ServedModel
 from weft.engine.vllm_compat.versions.version import installed_vllm
 
 LIMIT_S: Final = 300.0  # of virtual time, by which all clients must have their answers
 CALM_S: Final = 150.0  # after which all replicas run again, and every message has arrived
+_MEMORIES: Final = (
+    weft.SwapConfig(),
+    *(weft.SwapConfig(slots * BLOCK_BYTES / 2**30, min_tokens=0) for slots in (6, 20, 100)),
+)
 
 
 class Life:
@@ -53,7 +61,10 @@ class Life:
         self, seed: int, faults: Sequence[Fault] | None = None, trace: Callable[[str], object] | None = None
     ) -> None:
         self.seed = seed
-        self.is_served = seed % 5 == 4  # over HTTP
+        # How clients make their calls: to the engine, or to a server, over HTTP or through `weft.connect`.
+        self.door = ("engine", "engine", "engine", "connect", "http")[seed % 5]
+        self.server: Server | None = None
+        self.remote: weft.RemoteEngine | None = None
         self.planned = list(faults_of(seed) if faults is None else faults)
         self.faults = Faults(self, self.planned)
         self.world = World(seed, trace)
@@ -66,12 +77,17 @@ class Life:
         self.wants_shutdown = False
         self._rng = random.Random(f"life {seed}")
         self.max_calls = self._rng.choice([2, 4, 8])  # on one replica
+        self.disk = Disk()
+        self.earlier: HistoryOfEarlier | None = None
+        self.swap = self._rng.choice([None, None, *_MEMORIES])
 
     def run(self) -> list[str]:
         """Live. Returns `problems`."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-simulated-")))
             self.trace_file = folder / "trace.jsonl"
+            if self._rng.random() < 0.5:
+                self.earlier = HistoryOfEarlier(folder / "history.json", self._rng)
             stack.enter_context(self._in_place_of_threads())
             try:
                 self._live()
@@ -96,9 +112,16 @@ class Life:
         listener = _Complaints(world)
         with ExitStack() as stack:
             for name, value in {
-                "weft.engine.host.frontend.LoopThread": lambda _name: loop_thread("engine"),
+                "weft.engine.host.frontend.LoopThread": lambda _name: loop_thread(f"engine{len(world.loops) or ''}"),
+                "weft.engine.remote.engine.time": SimpleNamespace(monotonic=lambda: world.now_s),
+                "weft.engine.remote.connection.httpx2.AsyncHTTPTransport": lambda **_: Transport(self),
                 "weft.engine.multi.make_launcher": launcher,
                 "weft.engine.processes.loop_thread.threading": simulated_threading(world),
+                "weft.engine.kv_cache.shared.threading": simulated_threading(world),
+                "weft.core.trace.writer.threading": simulated_threading(world),
+                "weft.core.trace.writer.os": self.disk,
+                "weft.core.files.os": self.disk,
+                "weft.engine.host.learning.os": self.disk,
                 "weft.engine.vllm_compat.versions.version.installed_vllm": cache(installed_vllm),  # it reads a file
             }.items():
                 stack.enter_context(mock.patch(name, value))
@@ -107,7 +130,7 @@ class Life:
             yield
 
     def _on_event(self, kind: str, program_id: str, call_id: str, value: str) -> None:
-        if not self.is_served:  # an HTTP client does not know its calls' ids
+        if call_id in self.call_names:  # an HTTP client does not know its calls' ids, and an engine measures itself
             self.history.add(kind, program_id, call_id, value)
         self.world.note(f"{value}: {kind} {self.call_names.get(call_id, '')}")
 
@@ -120,12 +143,15 @@ class Life:
                 stealing=weft.StealingConfig(cooldown_s=0.2) if rng.random() < 0.7 else None,
                 start_timeout_s=20.0,
                 policy=rng.choice(["atlas", "auto", "fcfs", "fair"]),
-                swap=None,
+                swap=self.swap,
+                kv_policy=rng.choice([None, None, None, *KV_POLICIES]),
+                async_scheduling=rng.random() < 0.5,
                 max_calls=self.max_calls,
                 call_timeout_s=60.0 if rng.random() < 0.3 else None,
                 hang_timeout_s=8.0,
                 clock=lambda: world.now_s,
                 record=self.trace_file,
+                history=self.earlier.path if self.earlier is not None else None,
                 max_num_seqs=rng.choice([1, 2, 3]),
                 max_num_batched_tokens=64,
                 max_model_len=MAX_MODEL_LEN,
@@ -137,8 +163,11 @@ class Life:
             return
         self.engine.observe(self.witness)
         self.users = world.new_loop("users")
-        self.server = Server(self) if self.is_served else None
-        kind = HttpClient if self.is_served else Client
+        if self.door != "engine":
+            self.server = Server(self)
+        if self.door == "connect":
+            self.remote = weft.connect("http://localhost")
+        kind = HttpClient if self.door == "http" else Client
         self.clients = [kind(self, number) for number in range(rng.choice([1, 3, 6]))]
         self.running = [self.users.create_task(client.run()) for client in self.clients]
         start = world.turns
@@ -149,11 +178,14 @@ class Life:
         elif not self.wants_shutdown:
             self.faults.end()
             self.calm_s = world.now_s
-            world.run_until(self._is_calm, world.now_s + CALM_S)
-            if self.server is not None:
+            if self.door == "http":
                 self.problems += self.server.problems(self.clients)
+            if self.remote is not None:
+                world.run_until(lambda: self.remote.programs.messages.is_idle, world.now_s + CALM_S)
+            if self.server is not None:
                 self.server.stop()
-            world.run_until(lambda: False, world.now_s + 2.0)
+            while not self._stays_calm() and world.now_s < self.calm_s + CALM_S:
+                pass
             self.problems += at_rest(self)
         world.before_turn = lambda: None
         if self.server is not None:
@@ -161,7 +193,15 @@ class Life:
         self.engine.shutdown()
         with suppress(DeadlockError):
             world.run_until(self._is_over, world.now_s + LIMIT_S)
+        if self.remote is not None:
+            self.remote.shutdown()
         self.problems += after_end(self)
+
+    def _stays_calm(self) -> bool:
+        """Run until all replicas do, and go on for a while. A replica that hung until now may yet be killed for it."""
+        self.world.run_until(self._is_calm, self.calm_s + CALM_S)
+        self.world.run_until(lambda: False, self.world.now_s + 2.0)
+        return self._is_calm()
 
     def _is_calm(self) -> bool:
         states = [each.state for each in self.health()]

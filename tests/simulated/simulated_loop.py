@@ -19,6 +19,8 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -37,7 +39,8 @@ class _NumberedTask(asyncio.Task[Any]):
 
     def __init__(self, coroutine: Any, *, loop: SimulatedLoop, number: int, **options: Any) -> None:
         self.number = number
-        super().__init__(coroutine, loop=loop, name=f"{loop.name}.{number} {coroutine.__qualname__}", **options)
+        of = getattr(coroutine, "__qualname__", type(coroutine).__name__)
+        super().__init__(coroutine, loop=loop, name=f"{loop.name}.{number} {of}", **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -309,7 +312,8 @@ class SimulatedLoopThread(LoopThread):
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future = super().submit(coroutine)
-        if events._get_running_loop() is None:  # the caller blocks until the future is done
+        is_endless = coroutine.__name__ == "_keep_open"
+        if events._get_running_loop() is None and not is_endless:  # the caller blocks until the future is done
             self._world.run_for(future.done, MOST_S)
         return future
 
@@ -324,11 +328,29 @@ class SimulatedLoopThread(LoopThread):
 def simulated_threading(world: World) -> Any:
     """Takes the place of the module `threading` where code under test starts a thread for something that blocks.
 
-    Most threads take milliseconds, and some of them seconds.
+    Most threads take milliseconds, and some of them seconds. Who waits for one runs the world meanwhile.
     """
 
-    def thread(*, target: Callable[[], object], **_: Any) -> Any:
+    def thread(*, target: Callable[..., object], args: tuple[Any, ...] = (), **_: Any) -> Any:
         most_ticks = world.rng.choice([8, 8, 3000])
-        return SimpleNamespace(start=lambda: world.call_later(world.pause_s(most_ticks), target))
+        return SimpleNamespace(start=lambda: world.call_later(world.pause_s(most_ticks), partial(target, *args)))
 
-    return SimpleNamespace(Thread=thread)
+    class Condition:
+        def __init__(self, lock: Any) -> None:
+            self._lock = lock
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+        def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
+            with suppress(DeadlockError):
+                world.run_until(predicate, world.now_s + timeout)
+            return predicate()
+
+        def notify_all(self) -> None:
+            """Who waits looks again by itself."""
+
+    return SimpleNamespace(Thread=thread, Condition=Condition, RLock=threading.RLock, Event=threading.Event)

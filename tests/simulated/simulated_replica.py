@@ -2,23 +2,27 @@
 
 A replica is the real `LocalReplica` with a real `AsyncLLM` in it, whose sockets lead to an `EngineProcess`. This one
 does what vLLM's engine core does, one step after the other, with the real `WeftScheduler` over vLLM's scheduler and KV
-cache. Only the model is missing: `FakeWorker` derives each token from the KV that it reads. Messages travel as msgpack,
-as they do to a real process. They arrive late and in their order, as ZMQ promises, and those of a process that dies may
-be lost on the way.
+cache. Only the model is missing: `SimulatedWorker` derives each token from the KV that it reads. Messages travel as
+msgpack, as they do to a real process. They arrive late and in their order, as ZMQ promises, and those of a process that
+dies may be lost on the way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
+import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
+from unittest import mock
 
-from scheduler_harness import FakeWorker
 from simulated_loop import TICK_S, World
+from simulated_worker import Hosts, SimulatedWorker
 from zmq import Frame
 
+from weft.engine.kv_cache.shared import VARIABLE
 from weft.engine.processes.launch import Launch, start_cancelled
 from weft.engine.replicas.launcher import LocalLauncher
 from weft.engine.scheduler import WeftScheduler
@@ -51,6 +55,7 @@ from weft.engine.vllm_compat.names import (
 BLOCK_TOKENS: Final = 16
 BLOCKS: Final = 24  # of the KV cache; too few for two long calls
 MAX_MODEL_LEN: Final = (BLOCKS - 2) * BLOCK_TOKENS
+BLOCK_BYTES: Final = 2 * BLOCK_TOKENS * 4  # of one layer and one head of one float32
 STEP_S: Final = 16 * TICK_S
 _TASKS: Final = ("generate",)
 
@@ -92,11 +97,12 @@ class EngineProcess:
         config: vLLM's.
         name: The replica's.
         note: Gets what happens to calls: a kind, the call's program and id, and a value.
+        hosts: What replicas have in host memory.
     """
 
     pid = None  # it has no number, so nobody reads what it uses of the CPU
 
-    def __init__(self, world: World, config: Any, name: str, note: Callable[..., object]) -> None:
+    def __init__(self, world: World, config: Any, name: str, note: Callable[..., object], hosts: Hosts) -> None:
         self.world, self.name, self._note = world, name, note
         self.exitcode: int | None = None
         self.died_s = math.inf
@@ -116,11 +122,13 @@ class EngineProcess:
             log_stats=False,
         )
         self.scheduler.set_clock(lambda: world.now_s)
-        self._worker = FakeWorker(BLOCKS, 0)
+        self.worker = SimulatedWorker(BLOCKS, self.scheduler.connector, hosts, world.rng.random())
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self._encoder = MsgpackEncoder()
         self._waiting: deque[tuple[Any, Any]] = deque()  # messages that are read before the next step
-        self._step: tuple[Any, Any] | None = None  # that the model computes: its plan, and what comes of it
+        self._most_steps = 2 if config.scheduler_config.async_scheduling else 1  # at once
+        self._steps: deque[_Step] = deque()  # that the model computes
+        self._awaits_step = False
         self._is_awake = False
         self._new: dict[str, bool] = {}  # requests that have not begun; whether each is the first of its call
 
@@ -187,26 +195,56 @@ class EngineProcess:
                 self.crash()
 
     def _run_once(self) -> None:
-        """End the step that was computed, read messages, and begin the next step."""
-        if self._step is not None:
-            plan, executed = self._step
-            self._step = None
-            for kind, message in self._waiting:
-                if kind == EngineCoreRequestType.ABORT:  # vLLM reads these before it takes the step's outputs
-                    self._abort(message)
-            self._send(self.scheduler.update_from_output(plan, executed))
-            self.scheduler.check_integrity()
-        while self._waiting:
-            self._handle(*self._waiting.popleft())
-        if not self.scheduler.has_requests():
-            return
+        """End the oldest step if its time has come, read messages, and begin as many steps as the model takes at once.
+        With two, the second begins before the outputs of the first are known."""
+        if self._awaits_step:
+            self._awaits_step = False
+            self._end_step()
+        while True:
+            while self._waiting:
+                self._handle(*self._waiting.popleft())
+            if self.scheduler.has_requests():
+                is_full = not self._begin_step()
+            elif not self._steps:
+                return
+            else:
+                is_full = True
+            if is_full or not self.scheduler.has_requests():
+                break
+        self._is_awake = self._awaits_step = True
+        self.world.call_later(max(0.0, self._steps[0].end_s - self.world.now_s), self._go_on)
+
+    def _begin_step(self) -> bool:
+        """Form a step. Returns whether the model takes another one."""
         plan = self.scheduler.schedule(False)
         for request_id in plan.num_scheduled_tokens:
             if self._new.pop(request_id, None):
                 self._tell("begin", request_id)
-        self._is_awake = True
-        self._step = plan, self._worker.execute(plan)
-        self.world.call_later(self.step_s if plan.total_num_scheduled_tokens else TICK_S, self._go_on)
+        begin_s = max(self.world.now_s, self._steps[-1].end_s if self._steps else 0.0)
+        step = _Step(plan, begin_s + (self.step_s if plan.total_num_scheduled_tokens else TICK_S))
+        self._steps.append(step)
+        if self.world.rng.random() < 0.5:
+            self._compute()
+        else:  # it reads its plan from a message, and may come to it only at the end of the step
+            step.sent = pickle.dumps(plan)
+        self.scheduler.get_grammar_bitmask(plan)
+        return len(self._steps) < self._most_steps
+
+    def _compute(self) -> None:
+        """The worker computes the steps that it has got, in their order."""
+        for step in self._steps:
+            if step.output is None:
+                plan = step.plan if step.sent is None else pickle.loads(step.sent)  # noqa: S301  our own bytes
+                step.output = self.worker.run(plan)
+
+    def _end_step(self) -> None:
+        self._compute()
+        step = self._steps.popleft()
+        for kind, message in self._waiting:
+            if kind == EngineCoreRequestType.ABORT:  # vLLM reads these before it takes the step's outputs
+                self._abort(message)
+        self._send(self.scheduler.update_from_output(step.plan, step.output))
+        self.scheduler.check_integrity()
 
     def _handle(self, kind: Any, message: Any) -> None:
         if kind == EngineCoreRequestType.ADD:
@@ -218,6 +256,8 @@ class EngineProcess:
                 self._tell("attempt", request.request_id)
         elif kind == EngineCoreRequestType.ABORT:
             self._abort(message)
+        elif kind == "reset":
+            self._reset(*message)
         else:
             _, call_id, name, arguments = message
             try:
@@ -238,6 +278,29 @@ class EngineProcess:
         for request_id in request_ids:
             self._new.pop(request_id, None)
 
+    def reset(self, *, running: bool, host: bool) -> None:
+        """Forget all KV, as vLLM does when weights have changed."""
+        self._waiting.append(("reset", (running, host)))
+        self._wake()
+
+    def _reset(self, running: bool, host: bool) -> None:
+        try:
+            self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=host)
+        except RuntimeError:  # vLLM cannot reset calls whose steps are in flight
+            if not self._steps:
+                raise
+
+    def left(self) -> Iterator[tuple[str, int]]:
+        """What is left when all programs have ended, and how much of it."""
+        pool, store = self.scheduler.kv_cache_manager.block_pool, self.scheduler._swap
+        yield "requests in schedulers", len(self.scheduler.requests)
+        yield "programs in schedulers", not self.scheduler._table.is_empty
+        yield "blocks that nobody has", len(pool.blocks) - 1 - pool.get_num_free_blocks()
+        if store is not None:  # where copies run beside steps, what programs have left makes way later
+            contexts = store.tier.tree.contexts()
+            yield "contexts in host memory", sum(context.is_needed for context in contexts)
+            yield "blocks in host memory", 0 if store.copies_beside else store.stats().used
+
     def _send(self, outputs: dict[int, Any]) -> None:
         for each in outputs.values():
             self.outputs.send(list(map(bytes, self._encoder.encode(each))))
@@ -245,6 +308,20 @@ class EngineProcess:
     def _tell(self, kind: str, request_id: str) -> None:
         ledger = self.scheduler._entries[request_id].ledger
         self._note(kind, ledger.program_id, ledger.call_id, self.name)
+
+
+class _Step:
+    """A step that the model computes.
+
+    Args:
+        plan: vLLM's.
+        end_s: When its outputs are known.
+    """
+
+    def __init__(self, plan: Any, end_s: float) -> None:
+        self.plan, self.end_s = plan, end_s
+        self.sent: bytes | None = None  # the plan as it was when it was formed, if the worker reads it later
+        self.output: Any = None  # None: the worker has not come to it
 
 
 class _Socket:
@@ -336,12 +413,15 @@ _configs: dict[str, Any] = {}
 
 
 def _config_of(arguments: Any) -> Any:
-    key = repr((arguments.additional_config, arguments.enable_prefix_caching, arguments.max_num_seqs))
+    transfer = arguments.kv_transfer_config
+    memory = transfer and {**transfer.kv_connector_extra_config, "most_gib": None}  # what is free differs by run
+    options = arguments.enable_prefix_caching, arguments.max_num_seqs, arguments.async_scheduling
+    key = repr((arguments.additional_config, options, memory))
     if key not in _configs:
         init_none_hash(sha256)
         _configs[key] = config = arguments.create_engine_config()
         config.cache_config.num_gpu_blocks, config.cache_config.block_size = BLOCKS, BLOCK_TOKENS
-        config.scheduler_config.async_scheduling = False
+        config.scheduler_config.async_scheduling = bool(arguments.async_scheduling)
     return _configs[key]
 
 
@@ -370,6 +450,7 @@ class SimulatedLauncher(LocalLauncher):
         self._world, self._note = world, note
         self.processes: list[EngineProcess] = []
         self.starts: list[str] = []
+        self._hosts: Hosts = {}
 
     def make(self, model: str, arguments: Any) -> Any:
         replica = super().make(model, arguments)
@@ -384,7 +465,9 @@ class SimulatedLauncher(LocalLauncher):
         if fate == "fail":
             raise self._world.rng.choice([OSError(28, "no space left on device"), RuntimeError("boom")])
         config = _config_of(replica._arguments)
-        process = EngineProcess(self._world, config, replica.engine_id.rpartition("/")[2], self._note)
+        name = replica.engine_id.rpartition("/")[2]
+        with mock.patch.dict(os.environ, {key: each for key, each in replica.environment.items() if key == VARIABLE}):
+            process = EngineProcess(self._world, config, name, self._note, self._hosts)
         if fate == "hang":
             process.hang()
         self.processes.append(process)

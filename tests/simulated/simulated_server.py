@@ -1,4 +1,5 @@
-"""`weft serve` in a simulated life: vLLM's application behind Weft's guards. Its clients reach it without a socket."""
+"""`weft serve` in a simulated life: vLLM's application behind Weft's guards. HTTP clients and `weft.connect` reach it
+without a socket."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import asyncio
 import copy
 import json
 import random
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+import httpx2
 from history import Lost
 from simulated_clients import MODEL, Answer, model_folder, random_call
 from simulated_loop import TICK_S
@@ -92,10 +94,11 @@ class Connection:
 
     Args:
         life: The life, which has a server.
+        client: The client's loop.
     """
 
-    def __init__(self, life: Life) -> None:
-        self._life, self._app = life, life.server.app
+    def __init__(self, life: Life, client: asyncio.AbstractEventLoop) -> None:
+        self._life, self._app, self._client = life, life.server.app, client
         self._loop = life.engine._loop._loop  # the server's
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()  # at the server
         self._answered: asyncio.Queue[Any] = asyncio.Queue()  # at the client
@@ -110,8 +113,8 @@ class Connection:
             self._to_client.send(_RESET)
 
     def _at_client(self, message: Any) -> None:
-        if not self._life.users.is_closed():
-            self._life.users.call_soon_threadsafe(self._answered.put_nowait, message)
+        if not self._client.is_closed():
+            self._client.call_soon_threadsafe(self._answered.put_nowait, message)
 
     def _take(self, message: Any) -> None:
         if message["type"] == "http":  # the request's head
@@ -141,16 +144,17 @@ class Connection:
             self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             self._to_client.send(message)
 
-    async def post(
-        self, path: str, headers: dict[str, str], body: bytes, rng: random.Random
-    ) -> AsyncGenerator[tuple[int, bytes]]:
-        """Send a request, and yield the pieces of the answer's body, each with the status. Who closes this, leaves."""
+    async def exchange(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, rng: random.Random
+    ) -> AsyncGenerator[Any]:
+        """Send a request, and yield the messages of the answer: its start and the pieces of its body. Who closes this,
+        leaves."""
         sent = {"host": "localhost", "content-type": "application/json", **headers}
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
@@ -162,25 +166,60 @@ class Connection:
         }
         try:
             self._to_server.send(scope)
-            ends = sorted(rng.randrange(len(body)) for _ in range(rng.randrange(3)))
+            ends = sorted(rng.randrange(len(body)) for _ in range(rng.randrange(3) if body else 0))
             for begin, end in zip([0, *ends], [*ends, len(body)], strict=True):
                 message = {"type": "http.request", "body": body[begin:end], "more_body": end < len(body)}
                 self._to_server.send(message)
                 if end < len(body):
                     await asyncio.sleep(rng.randrange(50) * TICK_S)
-            start = None
-            while True:
+            is_last = False
+            while not is_last:
                 message = await self._answered.get()
                 if message is _RESET:
                     raise ConnectionResetError
-                if start is None:
-                    start = message
-                    continue
-                yield start["status"], message.get("body", b"")
-                if not message.get("more_body", False):
-                    return
+                is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+                yield message
         finally:
             self._to_server.send(_DISCONNECT)
+
+
+class Transport(httpx2.AsyncBaseTransport):
+    """Leads the requests of `weft.connect` to the server of a life."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._rng = random.Random(f"transport {life.seed}")
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        connection = Connection(self._life, asyncio.get_running_loop())
+        path, body = request.url.raw_path.decode(), await request.aread()
+        messages = connection.exchange(request.method, path, request.headers, body, self._rng)
+        with _as_httpx():
+            start = await anext(messages)
+        return httpx2.Response(start["status"], headers=start["headers"], stream=_Body(messages))
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, messages: AsyncGenerator[Any]) -> None:
+        self._messages = messages
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        with _as_httpx():
+            return (await anext(self._messages)).get("body", b"")  # type: ignore[no-any-return]
+
+    async def aclose(self) -> None:
+        await self._messages.aclose()
+
+
+@contextmanager
+def _as_httpx() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionResetError as error:
+        raise httpx2.ReadError(str(error)) from None
 
 
 class HttpClient:
@@ -226,9 +265,10 @@ class HttpClient:
         answer = Answer(lambda token: note("token", value=token), text)
         outcome, is_whole = "CancelledError", False
         try:
-            posted = Connection(self.life).post("/v1/chat/completions", headers, json.dumps(body).encode(), rng)
-            async with aclosing(posted) as pieces:
-                outcome, is_whole = await self._read(pieces, answer, body)
+            connection = Connection(self.life, self.life.users)
+            sent = connection.exchange("POST", "/v1/chat/completions", headers, json.dumps(body).encode(), rng)
+            async with aclosing(sent) as messages:
+                outcome, is_whole = await self._read(messages, answer, body)
         except asyncio.CancelledError:
             pass
         except ConnectionResetError:
@@ -246,11 +286,12 @@ class HttpClient:
             self.messages = [*body["messages"], {"role": "assistant", "content": answer.texts[0]}]
             self.program_ids |= {answer.report["program_id"]}
 
-    async def _read(self, pieces: Any, answer: Answer, body: dict[str, Any]) -> tuple[Any, bool]:
+    async def _read(self, messages: Any, answer: Answer, body: dict[str, Any]) -> tuple[Any, bool]:
         """How the call ended, and whether the answer is whole."""
-        status, text, done = 0, b"", False
-        async for status, piece in pieces:
-            text += piece
+        text, done = b"", False
+        status = (await anext(messages))["status"]
+        async for message in messages:
+            text += message.get("body", b"")
             while body["stream"] and status == 200 and b"\n\n" in text:
                 event, _, text = text.partition(b"\n\n")
                 data = event.removeprefix(b"data: ")
@@ -273,7 +314,8 @@ class HttpClient:
 def _outcome(error: dict[str, Any], answer: Answer) -> Any:
     """The name of an error in the history."""
     kind = kind_of_code(error["code"])
-    if "context length" in error["message"]:  # the conversation has grown too long
+    # The conversation has grown too long; vLLM says the second where it fills the context exactly.
+    if "context length" in error["message"] or "must be at least 1, got 0" in error["message"]:
         return "broken off"
     if kind is None:
         return f"{error['code']}: {error['message']}"
