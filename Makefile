@@ -137,7 +137,7 @@ else
 OTHER := $(VENV)-$(VLLM)
 OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
 OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies \
-  tests/engine/serve/test_options.py tests/engine/serve/test_answers.py
+  tests/engine/serve/test_options.py tests/engine/serve/test_answers.py tests/engine/http/test_standalone.py
 
 # An environment over that of `make setup`. What is installed here comes first.
 $(OTHER)/.installed: requirements/vllm-$(VLLM).txt $(VENV)/.built

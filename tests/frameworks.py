@@ -23,7 +23,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 FRAMEWORKS = [each for extra in ("langchain", "autogen", "openai", "otel") for each in EXTRAS[extra]]
 # What the tests need besides; jinja2 and uvicorn come with vLLM.
 TOOLS = (
-    "autogen-ext[openai]>=0.7.5",
+    "autogen-ext[openai]>=0.7.2",
     "fastapi>=0.115",
     "hypothesis>=6.130",
     "jinja2>=3.1",

@@ -14,7 +14,7 @@ pytest.importorskip("opentelemetry.sdk", reason="the otel extra is not installed
 
 from openai import APIStatusError
 from opentelemetry import context, trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult
 from opentelemetry.trace import NoOpTracerProvider, Tracer
 from polling import until
@@ -304,7 +304,17 @@ def test_attach_needs_the_integration() -> None:
 
 
 def test_the_processor_survives_other_providers_calls() -> None:
-    """A processor may be shut down, as its provider does at the end of the process."""
-    processor = WeftSpanProcessor()
-    assert processor.force_flush()
-    processor.shutdown()
+    """A provider flushes the processors behind Weft's too, and shuts Weft's down at the end of the process."""
+    flushes: list[int] = []
+
+    class Behind(SpanProcessor):
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            flushes.append(timeout_millis)
+            return True
+
+    provider = TracerProvider()
+    provider.add_span_processor(WeftSpanProcessor())
+    provider.add_span_processor(Behind())
+    assert provider.force_flush()
+    assert len(flushes) == 1
+    provider.shutdown()
