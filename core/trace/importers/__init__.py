@@ -31,8 +31,8 @@ _ALL: Final = (
     AZURE,
     CLAUDE_CODE,
     OPENTELEMETRY,
+    LANGFUSE,  # its inputs and outputs may quote what is in LiteLLM's logs
     LITELLM,
-    LANGFUSE,
     VLLM_LOG,
     TAU_BENCH,
     BFCL,

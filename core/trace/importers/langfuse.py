@@ -87,7 +87,8 @@ def _observation(row: dict[str, Any], where: str) -> tuple[str, str | None, Logg
 def _usage(row: dict[str, Any], where: str) -> tuple[tuple[int, int] | None, int]:
     """The tokens of prompt and output, and those of the prompt that a cache had.
 
-    Details tell the tokens of each kind, and those from a cache are no part of the others. The older `usage` has sums.
+    Details tell the tokens of each kind, and those from a cache are no part of the others. The older `usage` has sums,
+    and so has the observation itself.
     """
     details = row.get(key_of(row, *_DETAILS)) or {}
     tokens = {
@@ -99,7 +100,8 @@ def _usage(row: dict[str, Any], where: str) -> tuple[tuple[int, int] | None, int
     if prompts:
         cached = sum(value for key, value in prompts.items() if "cache" in key and "creation" not in key)
         return (sum(prompts.values()), sum(outputs.values())), cached
-    usage = an_object(row.get("usage") or {}, where, "an object with input and output in usage")
+    sums = {"input": row.get("inputUsage") or None, "output": row.get("outputUsage")}
+    usage = an_object(row.get("usage") or sums, where, "an object with input and output in usage")
     prompt, output = key_of(usage, "input", "promptTokens"), key_of(usage, "output", "completionTokens")
     if usage.get(prompt) is None or usage.get("unit") not in (None, "TOKENS"):
         return None, 0

@@ -187,15 +187,26 @@ def test_observations_of_langfuse(tmp_path: Path) -> None:
         ),
         observation("g3", "chain", "GENERATION", ("00:08", None)) | {"usage": {"input": 10, "output": 2, "total": 12}},
         observation("g4", "chain", "GENERATION", ("00:09", None)) | {"level": "ERROR"},
+        observation("g5", "chain", "GENERATION", ("00:10", None)) | {"inputUsage": 20, "outputUsage": 1},
+        observation("g6", "chain", "GENERATION", ("00:11", None)) | {"inputUsage": 0, "outputUsage": 0},
     ]  # fmt: skip
     ((program,), left_out) = imported(tmp_path, *(row | {"traceName": "nightly"} for row in rows))
-    assert (program.program, program.name, left_out) == ("t1", "nightly", 1)
+    assert (program.program, program.name, left_out) == ("t1", "nightly", 2)
     assert [(call.prompt_tokens, call.output_tokens, call.tool) for call in program.calls] == [
         (40, 6, None),
         (39, 7, "find"),
         (10, 2, None),
+        (20, 1, None),
     ]
-    assert [call.shared_prefix_tokens for call in program.calls] == [0, 30, 0]
+    assert [call.shared_prefix_tokens for call in program.calls] == [0, 30, 0, 12]
+
+
+def test_an_observation_may_quote_a_log_of_another_format(tmp_path: Path) -> None:
+    """As where a framework puts the usage that a model's API told into the output."""
+    usage = {"prompt_tokens": 40, "completion_tokens": 6}
+    row = observation("g1", None, "GENERATION", ("00:01", "00:02"), {"input": 40, "output": 6}) | {"output": usage}
+    ((program,), _) = imported(tmp_path, {"trace": {"id": "t1"}, "observations": [row]})
+    assert [(call.prompt_tokens, call.output_tokens) for call in program.calls] == [(40, 6)]
 
 
 @pytest.mark.parametrize("how", ["lines", "list", "page", "trace", "bucket"])
