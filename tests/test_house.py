@@ -46,7 +46,7 @@ def test_a_call_makes_few_hops() -> None:
 
 def test_the_end_of_a_call_makes_few_hops_in_the_scheduler() -> None:
     """With host memory, the step in which a call ends also decides what is kept of its KV."""
-    assert hops_of_an_end().within(Hops(files=32, calls=134, changes_of_file=82))
+    assert hops_of_an_end().within(Hops(files=32, calls=123, changes_of_file=79))
 
 
 @pytest.mark.engine

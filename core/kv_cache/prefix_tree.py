@@ -120,8 +120,9 @@ class PrefixTree:
             self.pinned -= 1
             block = block.parent
 
-    def end_context(self, context: Context, block: Block) -> None:
-        """Let a context end in this block. Contexts of its program that end earlier in the chain are given up."""
+    def end_context(self, context: Context, block: Block) -> list[Context]:
+        """Let a context end in this block. Contexts of its program that end earlier in the chain are given up, and
+        returned."""
         before = self.contexts_on(context.program, block)
         self._need(block)  # before the others are given up, so that the shared blocks are needed all the time
         for each in before:
@@ -129,6 +130,7 @@ class PrefixTree:
         self._ends.setdefault(context.program, {})[context] = block
         block.contexts[context] = None
         self._note_tokens(context, (block.depth + 1) * self.block_tokens)
+        return before
 
     def contexts_on(self, program: Hashable, block: Block | None) -> list[Context]:
         """The contexts of a program that end in this block or before it in its chain."""

@@ -175,9 +175,8 @@ class Retention(Contexts):
             self._mark(block)
             return None
         context = self._make_context(call.program, call.name, now_s, tool=tool, level=call.level, pause=pause)
-        for each in self.tree.contexts_on(call.program, block):
+        for each in self.tree.end_context(context, block):
             self._count_held(each, 0)
-        self.tree.end_context(context, block)
         self._programs[call.program].last = context
         self._decide(context, now_s)
         return context
@@ -420,7 +419,7 @@ class TieredRetention(Retention):
     ) -> Context | None:
         context = super().call_ended(call, now_s, tool=tool, pause=pause)
         if context is not None:
-            self.host.claim(context, self.chain_of(context), now_s)
+            self.host.claim(context, self.tree.chain(call.block), now_s)
             if context.on_host:
                 self._no_spill(context)
                 self._after_decision(context, now_s)
@@ -488,10 +487,9 @@ class TieredRetention(Retention):
             self._mark(block)
             return
         self.tree.drop_context(context)
-        for each in self.tree.contexts_on(context.program, block):
+        for each in self.tree.end_context(context, block):
             self._count_held(each, 0)
         context.is_fetched = True
-        self.tree.end_context(context, block)
         self._decide(context, now_s)
 
     def host_changed(self) -> bool:

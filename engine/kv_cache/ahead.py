@@ -38,7 +38,7 @@ class Spills:
         retention: The contexts.
         pool: vLLM's blocks.
         block_of: The block that holds a key, if there is one.
-        forget: Is told of keys that vLLM evicts, and of the time.
+        forget: Called with the keys that vLLM has evicted, and with the time.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Spills:
 
     def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
         """Have vLLM tell when it gives these blocks away. A call that is about to be freed has them."""
-        new = [(key, block) for key, block in blocks if self._watched.get(block.block_id) != (key, block.block_hash)]
-        if not new:
-            return
-        self._watched.update((block.block_id, (key, block.block_hash)) for key, block in new)
-        held = [block for _, block in new]
-        self._pool.touch(held)
-        self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
+        new: list[KVCacheBlock] = []
+        for key, block in blocks:
+            if self._watched.get(block.block_id) != (key, block.block_hash):
+                self._watched[block.block_id] = key, block.block_hash
+                new.append(block)
+        if new:
+            self._pool.touch(new)
+            self._pool.unpin_blocks(new, self._on_reuse)  # the references are as before, only the watcher stays
 
     def plan(self, most_blocks: int) -> bool:
         """Plan copies of contexts that are to be spilled, as many as one step makes.
@@ -105,7 +106,7 @@ class Spills:
         return has_copied
 
     def _spill(self, contexts: dict[Context, None], most: int) -> bool:
-        """Plan copies of these contexts, at most so many blocks, and take out those that need no more.
+        """Plan copies of these contexts, at most `most` blocks, and take out the contexts that need no further copy.
 
         Returns:
             Whether one of them was in host memory already.
@@ -133,8 +134,7 @@ class Spills:
         return any(each.program == program for each in (*self._retention.moving, *(each for _, each in self._copying)))
 
     def _to_copy(self, chain: Sequence[Hashable], most: int) -> dict[int, int]:
-        """The next blocks of a chain that host memory has not, as far as the device has them: by index, at most so
-        many."""
+        """The next blocks of a chain that the device has and host memory lacks, by index, at most `most` of them."""
         blocks: dict[int, int] = {}
         for index, key in enumerate(chain):
             if key in self._store.tier.slots:
@@ -235,7 +235,7 @@ class _Fetch:
     slots: list[int]
     there: list[KVCacheBlock]  # the blocks before, which must stay, or come by the same plan
     coming: list[KVCacheBlock]
-    call: str | None = None
+    call: str | None = None  # the call that waits for it
 
 
 class Fetches:
@@ -246,9 +246,9 @@ class Fetches:
         retention: The contexts.
         pool: vLLM's blocks.
         block_of: The block that holds a key, if there is one.
-        note: Is told which block holds a key from now on.
-        spare: Is told of blocks that vLLM finds, and nobody needs.
-        make_room: Has the next blocks that the policy gives away at the front of vLLM's free list, so many.
+        note: Called with a key and the block that holds it from now on.
+        spare: Called with a key and a block that vLLM finds although no program needs it.
+        make_room: Moves as many blocks as it is told to the front of vLLM's free list, in the policy's order.
     """
 
     def __init__(
@@ -325,8 +325,8 @@ class Fetches:
         self._drop(self._under_way)
 
     def _drop(self, dropped: list[_Fetch]) -> None:
-        """Those that the workers do not know yet are taken out of the plan, whose step may need the blocks. To the
-        others the workers may still write, so the next step waits for that."""
+        """Give up fetches. If the workers do not know a fetch yet, it is taken out of the plan, because the plan's step
+        may need the blocks. Otherwise the workers may still write to its blocks, so the next step waits for that."""
         self._under_way = [fetch for fetch in self._under_way if fetch not in dropped]
         for fetch in dropped:
             if fetch.number == self._store.next_plan:

@@ -491,9 +491,10 @@ class WeftScheduler(AsyncScheduler):
         """
         key = output.request_id
         entry, request = self._entries.get(key), self.requests.get(key)
+        if entry is not None:  # others were settled when they left
+            self._charges.settle(key)
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
-            self._charges.settle(key)
             output.kv_transfer_params = attach_account(output.kv_transfer_params, encode_account(ledger))
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -48,17 +48,17 @@ class Levels:
     """Sums up what happens to calls, by the queue that they are in."""
 
     def __init__(self) -> None:
-        self._counts: list[LevelCounts] = []
+        self._counts: defaultdict[int, LevelCounts] = defaultdict(LevelCounts)
 
     def started(self, level: int, wait_s: float) -> None:
         """A call starts from a queue after a wait of `wait_s`."""
-        counts = self._at(level)
+        counts = self._counts[_bounded(level)]
         counts.starts += 1
         counts.wait_s += wait_s
 
     def served(self, level: int, service_s: float) -> None:
         """A call in a queue has had `service_s` of service."""
-        self._at(level).service_s += service_s
+        self._counts[_bounded(level)].service_s += service_s
 
     def stats(self, running: Iterable[int], waiting: Iterable[int], promotions: int) -> ScheduleStats:
         """The figures now.
@@ -67,20 +67,12 @@ class Levels:
             running: The levels of the sequences that run.
             waiting: The levels of the calls that wait.
         """
-        now_running, now_waiting = _per_level(running), _per_level(waiting)
-        for level in (*now_running, *now_waiting):
-            self._at(level)
-        found = (
-            LevelStats(level, now_running[level], now_waiting[level], each.starts, each.wait_s, each.service_s)
-            for level, each in enumerate(self._counts)
-        )
+        runs, waits = _per_level(running), _per_level(waiting)
+        found = []
+        for level in range(max((*self._counts, *runs, *waits), default=-1) + 1):
+            sums = self._counts[level]
+            found.append(LevelStats(level, runs[level], waits[level], sums.starts, sums.wait_s, sums.service_s))
         return ScheduleStats(tuple(found), promotions)
-
-    def _at(self, level: int) -> LevelCounts:
-        level = _bounded(level)
-        while level >= len(self._counts):
-            self._counts.append(LevelCounts())
-        return self._counts[level]
 
 
 def _bounded(level: int) -> int:
