@@ -23,7 +23,7 @@ class IdleTimes:
         return len(self._gaps_s)
 
     def note(self, kind: str, gap_s: float) -> None:
-        """A program of a kind made its next call after so many seconds."""
+        """A program of this kind made its next call after `gap_s` seconds."""
         gaps_s = self._gaps_s.setdefault(kind, deque(maxlen=_GAPS))
         gaps_s.append(gap_s)
         self._gaps_s.move_to_end(kind)

@@ -85,7 +85,7 @@ _CODING_AGENTS: Final = {  # how they call themselves in their ids
 
 
 def client_of(headers: Mapping[str, str]) -> str | None:
-    """The name of the client that sent a request: `claude-code`, `qwencode`, `openai-python`. None: it does not say.
+    """The name of the client that sent a request, such as `claude-code` or `openai-python`; None if it sends no name.
 
     A program is named so if nobody gives it a name. Words of prompts are not shown.
 

@@ -221,7 +221,7 @@ class Policy(Registered, ABC):
         return victims
 
     def victim_of(self, candidate: Call, left: dict[Call, None]) -> Call | None:
-        """The running call that `victims` preempts next for a waiting one. None: there is no such call.
+        """The running call that `victims` preempts next for a waiting one; None if there is no such call.
 
         Args:
             candidate: The waiting call.

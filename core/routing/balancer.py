@@ -44,7 +44,7 @@ class Loads:
 
     Args:
         capacity: the most calls that each engine runs at once.
-        limit: an engine with so many calls in flight is full, and no call can go there.
+        limit: the calls in flight with which an engine is full. No further call can then go there.
     """
 
     def __init__(self, capacity: int, limit: float = math.inf) -> None:
@@ -112,7 +112,7 @@ class Loads:
         return [EngineLoad(key[3], key[0], self.capacity) for key in sorted(self._sorted, key=lambda key: key[2])]
 
     def able(self) -> list[EngineLoad]:
-        """Those that are not full."""
+        """The engines that are not full, in the order of their numbers."""
         return [load for load in self.all() if load.calls < self._limit]
 
     def without(self, engine_ids: Collection[EngineId]) -> Loads:

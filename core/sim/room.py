@@ -89,7 +89,7 @@ class SimRoom:
         return self._blocks(call.context_tokens) - max(shared, self._brought_tokens())
 
     def _blocks(self, tokens: int) -> int:
-        """The tokens of the blocks that so many tokens take."""
+        """The tokens that fit into the blocks which `tokens` tokens take."""
         return -(-tokens // self._settings.block_tokens) * self._settings.block_tokens
 
     def _brought_tokens(self) -> int:

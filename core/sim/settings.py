@@ -85,7 +85,7 @@ class SimSettings:
 
     @property
     def evicts_by(self) -> KvPolicyConfig | None:
-        """The KV policy that says what is evicted next. None: there is none, or nothing that it could evict."""
+        """The KV policy that says what is evicted next; None if the engine has none, or nothing to evict."""
         return self.kv_policy if self.shares_prefixes and self.kv_capacity < math.inf else None
 
     @property

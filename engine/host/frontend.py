@@ -214,7 +214,7 @@ class FrontEnd:
 
     @property
     def url(self) -> str | None:
-        """Where the engine listens, as `weft top` takes it; None: it does not."""
+        """The address where the engine listens, as `weft top` takes it; None if it does not listen."""
         return self._listener.url if self._listener is not None else None
 
     @property
@@ -248,7 +248,7 @@ class FrontEnd:
         return [WatchedReplica(self.model, health, self._ask_scheduler)]
 
     async def _ask_scheduler(self, message: Mapping[str, Any]) -> Any:
-        """The answer of the only scheduler; None: there is none."""
+        """The answer of the only scheduler; None if the engine has no scheduler."""
         return next(iter(await self._link.send(message)), None)
 
     @property

@@ -220,7 +220,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # -- called in a worker
 
     def _share(self, kind: Callable[..., Shared], *others: Any) -> Shared | None:
-        """What gives this process the memory that replicas share; None: it has memory of its own."""
+        """What gives this process the memory that replicas share; None if each replica has its own memory."""
         if self._link is None:
             return None
         try:

@@ -49,7 +49,7 @@ class KvOrder:
     def call_began(
         self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float, *, level: int = 0
     ) -> None:
-        """A call starts to run, or runs again, and found so many of its tokens in the cache.
+        """A call starts to run, or runs again, and has found `found_tokens` of its tokens in the cache.
 
         Args:
             request: vLLM's request.
@@ -83,7 +83,7 @@ class KvOrder:
         return False
 
     def use_prefill_speed(self, token_s: float) -> None:
-        """A prompt token takes so many seconds."""
+        """Computing a prompt token takes `token_s` seconds."""
 
     def loads_beside(self, request: Request, found_tokens: int, spared_blocks: int, now_s: float) -> bool:
         """A call is about to start. Whether it waits instead, while its KV comes from host memory beside the steps.
@@ -145,7 +145,7 @@ class KvOrder:
         return False
 
     def tokens_of(self, program: Hashable) -> tuple[int, int] | None:
-        """The tokens of a program's contexts on the device and in host memory; None: it does not know contexts."""
+        """The tokens of a program's contexts on the device and in host memory; None if it knows no contexts."""
         return None
 
     def check_integrity(self) -> None:

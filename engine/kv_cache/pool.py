@@ -190,7 +190,7 @@ class HostPool:
             slots: the number of slots.
             slot_bytes: bytes of a block with all its layers, `CacheLayout.slot_bytes`.
             pinned: page-lock the arena. A GPU's copy engine needs that to copy while the GPU computes.
-            arena: memory to use, `(slots, stride)` bytes, whose slots may be larger; None: memory that nobody else has.
+            arena: memory to use, `(slots, stride)` bytes, whose slots may be larger; None: allocate new memory.
 
         Raises:
             SwapArgumentError: `slots` or `slot_bytes` is not positive.

@@ -64,7 +64,7 @@ class SoftHold(KvOrder):
 
     Args:
         pool: vLLM's blocks, of a model with one kind of attention.
-        retention: What the policy says, of its own.
+        retention: Decides by the policy; no other object uses it.
     """
 
     def __init__(self, pool: BlockPool, retention: Retention) -> None:
@@ -196,8 +196,8 @@ class SoftHold(KvOrder):
         self._at_front = self._count_front()
 
     def _fill_front(self, times: int, now_s: float) -> None:
-        """Make the front of the free list again if that is out of date, or if the step can take more. Then move so many
-        times that."""
+        """Make the front of the free list again if it is out of date, or shorter than what the step can take. It then
+        gets `times` as many blocks as the step can take."""
         most = min(self._most_blocks, self._pool.get_num_free_blocks())
         if most <= 0:
             return
@@ -364,7 +364,7 @@ class TieredHold(SoftHold):
 
     Args:
         pool: vLLM's blocks, of a model with one kind of attention.
-        retention: What the policy says, of the store's host memory too.
+        retention: Decides by the policy, also about the store's host memory; no other object uses it.
         store: Host memory.
     """
 
@@ -485,7 +485,7 @@ class TieredHold(SoftHold):
         return found
 
     def _note_spare(self, key: Hashable, block: KVCacheBlock) -> None:
-        """Nobody is known to need what a block holds, unless a call that ran since has left it."""
+        """Note a block that no program is known to need, unless a call that ran since has left it in the cache."""
         at = self._cached.get(key)
         if at is None or at.block is not block:
             self._spare[block.block_id] = block.block_hash
@@ -497,7 +497,7 @@ def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int, store: Host
     Where vLLM computes hashes of parts of blocks, it keeps its order.
 
     Args:
-        policy: A policy of its own.
+        policy: The policy; no other order uses this object.
         pool: vLLM's blocks.
         block_tokens: The tokens of a block.
         store: Host memory. Without a policy that orders open programs' contexts it keeps preempted calls only.

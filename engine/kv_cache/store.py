@@ -557,7 +557,7 @@ class HostStore:
         self._readers[key] = list(blocks)
 
     def brought(self, key: str, tokens: int) -> None:
-        """So many tokens of a call that waits were copied back for it, and are in vLLM's cache now."""
+        """`tokens` tokens of a call that waits were copied back for it, and are in vLLM's cache now."""
         self._brought[key] = self._brought.get(key, 0) + tokens
 
     def loaded_tokens(self, key: str) -> int:
@@ -570,7 +570,7 @@ class HostStore:
         return saved.context.host_tokens if saved is not None else 0
 
     def release(self, key: str) -> None:
-        """A call has ended, or its copy is void: free the slots that nobody else needs."""
+        """A call has ended, or its copy is void. Free the slots that no other call and no context needs."""
         self._loaded.pop(key, None)
         self._brought.pop(key, None)
         saved = self._saved.pop(key, None)

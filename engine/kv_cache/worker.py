@@ -31,7 +31,7 @@ class SwapWorker:
         caches: the worker's KV caches by layer, as vLLM registers them.
         num_blocks: KV blocks in the caches.
         slots: KV blocks that the host memory holds, the same number on every worker.
-        shared: The memory that it shares with other replicas; None: it has memory that nobody else reads.
+        shared: The memory that it shares with other replicas; None if it shares no memory.
 
     Raises:
         SwapError: these caches cannot be swapped, or the memory cannot be reserved.

@@ -65,7 +65,7 @@ class LocalReplica(Replica):
         arguments: vLLM's arguments, the same for each start.
         environment: Environment variables of the replica's processes, e.g. the cores or GPUs to use.
         log: The file that the replica's processes append to.
-        hang_timeout_s: Seconds without an answer after which an engine that hangs is killed; None: it is not.
+        hang_timeout_s: Seconds without an answer after which an engine that hangs is killed; None: never.
         on_account: Called with each call's account.
     """
 

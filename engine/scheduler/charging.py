@@ -155,7 +155,7 @@ class StepCharges:
         return has_charged
 
     def _charge_later(self, request_id: str, steps: float) -> None:
-        """Charge a request for its next steps together, after so many of them at the latest."""
+        """Charge a request for its next steps together, after `steps` steps at the latest."""
         self._begun += 1
         self._decoding[request_id] = self._decoding_s, self._begun
         if steps < math.inf:

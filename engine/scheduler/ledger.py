@@ -156,7 +156,7 @@ class KvAccounts:
 
     Args:
         block_tokens: The tokens of a block that has a hash.
-        swap: Host memory, of slots with a block each; None: there is none.
+        swap: Host memory, each slot of which holds a block; None without host memory.
         policy: The name of the KV policy, for the figures.
     """
 
@@ -169,7 +169,7 @@ class KvAccounts:
         self._found_tokens = self._fetched_tokens = self._recomputed_tokens = 0
 
     def call_began(self, request: Request, entry: Entry, program: Hashable, found_tokens: int) -> None:
-        """A call starts to run, or runs again, with so many of its tokens in the KV cache."""
+        """A call starts to run, or runs again, with `found_tokens` of its tokens in the KV cache."""
         loaded = self._swap.loaded_tokens(request.request_id) if self._swap is not None else 0
         if request.num_preemptions > 0:
             lost = entry.lost_tokens

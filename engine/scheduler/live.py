@@ -23,7 +23,7 @@ class LiveView:
         requests: vLLM's requests.
         manager: vLLM's KV blocks.
         block_tokens: The tokens of a block.
-        store: Host memory; None: there is none.
+        store: Host memory; None without it.
     """
 
     def __init__(

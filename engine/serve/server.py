@@ -225,7 +225,7 @@ class _Signals:
         self._news.put(None)
 
     def wait(self, running: Future[None], count: int | None, timeout_s: float = math.inf) -> None:
-        """Wait for the server's end, for so many signals in all, or for some seconds.
+        """Wait for the server's end, for `count` signals in all, or for `timeout_s` seconds.
 
         A thread that looked again and again would take Python's lock from the thread that serves.
 

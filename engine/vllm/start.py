@@ -136,7 +136,7 @@ def construct(
         arguments: vLLM's arguments.
         make_config: Makes vLLM's configuration from them.
         environment: Environment variables for the processes.
-        replica: The number of the engine among those of this process, for vLLM's metrics; None: it is the only one.
+        replica: The number of the engine among those of this process, for vLLM's metrics; None if it is the only one.
     """
     from weft.engine.vllm.accounting import AccountingLLM
     from weft.engine.vllm_compat.logs import leave_out_expected_ends

@@ -256,7 +256,7 @@ class Fair(PolicyAround):
         return answer
 
     def _displaced(self, ours: TenantQueue, running: Iterable[Call]) -> Call | None:
-        """The call that a tenant displaces if it has credit, or has waited too long. None: there is no such call."""
+        """The call that a tenant displaces if it has credit, or has waited too long; None if there is no such call."""
         if not (ours.is_overdue or self.queue.has_credit(ours)):
             return None
         others = [call for call in running if self.queue.tenant_of(call) is not ours]

@@ -85,7 +85,7 @@ class RunTree:
                 are guesses, and so are those of the calls in these open runs from now on.
             is_late: True: the run belongs to one that has ended, and need not have waited for what the enclosing run
                 has done besides. The parents of its first call are guesses.
-            task_around: the task of the event loop in which the run begins; None: it is not known. If the task has
+            task_around: the task of the event loop in which the run begins; None if it is not known. If the task has
                 begun other runs that are open and not around this one, their code does not go on, for example in a
                 stream that is neither read to its end nor closed. This run comes after their calls so far, as guesses.
             runs_code: whether the task may leave the run like that.

@@ -239,7 +239,7 @@ class KvCache:
         """A call of which this cache has the latest KV goes to another replica, which reads host memory here.
 
         Returns:
-            What it can read; None: there is no host memory.
+            What it can read; None without host memory.
         """
         del call
         return None
@@ -254,8 +254,8 @@ class KvCache:
         return 0
 
     def even_steps(self, copied_tokens: int) -> float:
-        """How many steps copy so many tokens each, from the one on that was formed last, which does; inf if that is
-        none, and none are planned."""
+        """How many steps in a row copy `copied_tokens` each, the step that was formed last included. inf if it copies
+        no tokens, and no copies are planned."""
         return 1 if copied_tokens else math.inf
 
     def before_step(self, most_tokens: Callable[[], int]) -> None:

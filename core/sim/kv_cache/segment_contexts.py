@@ -231,7 +231,7 @@ class SegmentContexts(Contexts):
         return list(self._inside.get(segment, ()))
 
     def need_more_than(self, tokens: float) -> bool:
-        """Whether so many tokens of the KV cache belong to contexts. O(n) for n segments of theirs."""
+        """Whether the contexts have more than `tokens` tokens in the KV cache. O(n) for their n segments."""
         seen: set[Segment] = set()
         for end in self._inside:
             segment: Segment | None = end

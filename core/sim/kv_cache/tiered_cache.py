@@ -246,7 +246,7 @@ class TieredKvCache(PolicyKvCache):
                     break
 
     def _spill_ahead(self, most: int) -> None:
-        """Copy so many tokens of the contexts that are to be spilled."""
+        """Copy at most `most` tokens of the contexts that are to be spilled."""
         while self._spills and most > 0:
             most -= self._spill_part(next(iter(self._spills)), most)
 
@@ -255,7 +255,7 @@ class TieredKvCache(PolicyKvCache):
         return context.tokens - self._host.held(self._contexts.call_of[context])
 
     def _spill_part(self, context: Context, most: int) -> int:
-        """Copy the next tokens of a context, at most so many. Returns how many."""
+        """Copy the next tokens of a context, at most `most`. Returns how many are copied."""
         call = self._contexts.call_of[context]
         begin = self._host.held(call)
         end = min(context.tokens, begin + most)

@@ -103,7 +103,7 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random
 
 
 def _sums(values: Sequence[float], length: int) -> list[float]:
-    """The sum of each block of so many consecutive values, which goes on at the beginning after the last one."""
+    """The sums of all runs of `length` consecutive values. After the last value, a run goes on at the first one."""
     doubled = [*values, *values[: length - 1]]
     return [sum(doubled[start : start + length]) for start in range(len(values))]
 

@@ -59,7 +59,7 @@ class EngineProfile:
         )
 
     def host_tokens(self, gib: float) -> int:
-        """How many tokens host memory of so many GiB holds."""
+        """How many tokens `gib` GiB of host memory hold."""
         return int(gib * _GIB / self.kv_token_bytes)
 
     def write(self, path: Path) -> None:
