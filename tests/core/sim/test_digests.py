@@ -98,10 +98,10 @@ ROWS: Final = tuple(name + gate for name in SIMULATED_POLICIES for gate in ("", 
 def test_results_are_the_same_to_the_digit(policy: str) -> None:
     """All times and counts of a policy, under every KV policy, are those of the table. So nothing is random either."""
     expected = read().get(policy)
-    assert expected is not None, f"The policy {policy} is new; {REMEDY}"
+    assert expected is not None, f"The table lacks the row {policy}; {REMEDY}"
     found = row(policy)
     new = found.keys() - expected.keys()
-    assert not new, f"The KV policies of {', '.join(sorted(new))} are new; {REMEDY}"
+    assert not new, f"The table lacks the columns {', '.join(sorted(new))}; {REMEDY}"
     changed = {column for column, value in found.items() if value != expected[column]}
     assert not changed, (
         f"Programs under {policy} are served differently with {', '.join(sorted(changed))}. "
