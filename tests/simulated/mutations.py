@@ -35,6 +35,7 @@ class Mutation(NamedTuple):
 
 
 _HOST, _REPLICAS, _ROUTING = "weft.engine.host.", "weft.engine.replicas.", "weft.core.routing."
+_KV: Final = "weft.engine.kv_cache."
 
 MUTATIONS: Final = (
     # -- calls and programs in the front end
@@ -116,6 +117,22 @@ MUTATIONS: Final = (
     # -- the scheduler
     Mutation("weft.engine.scheduler.call_table", "if program.requests == 0:", "if program.requests < 0:"),
     Mutation("weft.engine.scheduler.call_table", "program.has_ended = True", "pass"),
+    # -- host memory
+    Mutation(_KV + "store", "self.shared.withdraw(slot)", "pass"),
+    Mutation(_KV + "store", "or self._plan_of[slot] > self._reported + 1", ""),
+    Mutation(_KV + "store", "slot in self._going_out or", ""),
+    Mutation(_KV + "store", "self.tier.unpin(end)", "pass"),
+    Mutation(_KV + "store", "if slot in lost:\n                    self._lose(slot, key)", "pass"),
+    Mutation(_KV + "store", "self._out[slot] = self._spill.pop(slot)", "continue"),
+    Mutation(_KV + "ahead", "self._store.has_kept(keys, fetch.slots, fetch.number)", "True"),
+    Mutation(_KV + "ahead", "pool.touch(there)\n        self._make_room(count, store.now_s)", "pass"),
+    # -- files
+    Mutation("weft.core.trace.writer", "os.ftruncate(file, size)", "pass"),
+    Mutation("weft.core.files", "new.unlink(missing_ok=True)", "pass"),
+    Mutation(_HOST + "learning", "self._path.replace(aside)", "pass"),
+    Mutation(_HOST + "learning", "os.fsync(file.fileno())", "self._is_saved = True; os.fsync(file.fileno())"),
+    # -- `weft.connect`
+    Mutation("weft.engine.remote.chat", "self._on_account(CallId(request.request_id), account)", "pass"),
 )
 
 

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
+import numpy as np
 from simulated_loop import TICK_S, World
 from simulated_worker import Hosts, SimulatedWorker
 from zmq import Frame
 
-from weft.engine.kv_cache.shared import VARIABLE
+from weft.engine.kv_cache.shared import KEY_BYTES, VARIABLE
 from weft.engine.processes.launch import Launch, start_cancelled
 from weft.engine.replicas.launcher import LocalLauncher
 from weft.engine.scheduler import WeftScheduler
@@ -103,7 +104,7 @@ class EngineProcess:
     pid = None  # it has no number, so nobody reads what it uses of the CPU
 
     def __init__(self, world: World, config: Any, name: str, note: Callable[..., object], hosts: Hosts) -> None:
-        self.world, self.name, self._note = world, name, note
+        self.world, self.name, self._note, self._hosts = world, name, note, hosts
         self.exitcode: int | None = None
         self.died_s = math.inf
         self.is_hung = False
@@ -245,6 +246,33 @@ class EngineProcess:
                 self._abort(message)
         self._send(self.scheduler.update_from_output(step.plan, step.output))
         self.scheduler.check_integrity()
+        self._check_content()
+
+    def _check_content(self) -> None:
+        """Assert that each block which can be found, here or elsewhere, holds the tokens that it is found by."""
+        worker, store = self.worker, self.scheduler._swap
+        for request in self.scheduler.requests.values():
+            for index, key in enumerate(request.block_hashes):
+                tokens = request.all_token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+                self._hosts.tokens.setdefault(bytes(key), list(tokens))
+        if worker.failures or any(step.output is None for step in self._steps):
+            return  # what has failed, or is not computed yet, is not known
+        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
+            if block.block_hash is not None:
+                self._check_holds(bytes(block.block_hash[:KEY_BYTES]), worker.content(block.block_id), block)
+        if store is not None:
+            written = store._out.keys() | store._going_out.keys()
+            for key, slot in store.tier.slots.items():
+                if isinstance(key, bytes) and slot not in written:
+                    self._check_holds(key, worker.host[slot], f"slot {slot}")
+            if store.shared is not None:
+                part = store.shared._own
+                for slot in map(int, np.flatnonzero(part.generations % 2)):
+                    self._check_holds(part.key(slot), worker.host[slot], f"the published slot {slot}")
+
+    def _check_holds(self, key: bytes, content: Any, what: Any) -> None:
+        tokens = self._hosts.tokens.get(key)
+        assert tokens in (None, content), f"{what} holds {content} in place of {tokens}"
 
     def _handle(self, kind: Any, message: Any) -> None:
         if kind == EngineCoreRequestType.ADD:
@@ -450,7 +478,7 @@ class SimulatedLauncher(LocalLauncher):
         self._world, self._note = world, note
         self.processes: list[EngineProcess] = []
         self.starts: list[str] = []
-        self._hosts: Hosts = {}
+        self._hosts = Hosts()
 
     def make(self, model: str, arguments: Any) -> Any:
         replica = super().make(model, arguments)

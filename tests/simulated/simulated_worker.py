@@ -20,7 +20,17 @@ from weft.engine.kv_cache.connector import WorkerReport
 from weft.engine.kv_cache.shared import Part
 from weft.engine.vllm_compat.names import KVConnectorOutput
 
-Hosts = dict[int, dict[int, list[int | None]]]  # what the slots of each replica hold, by its number
+
+class Hosts(dict[int, dict[int, list[int | None]]]):
+    """What the slots of each replica hold, by its number.
+
+    Attributes:
+        tokens: What belongs into a block, by vLLM's hash of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: dict[bytes, list[int]] = {}
 
 
 class SimulatedWorker(FakeWorker):
