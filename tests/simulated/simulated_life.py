@@ -8,6 +8,7 @@ endpoint; `simulated_replica.py` says how its replicas are simulated, and `simul
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
@@ -34,6 +35,7 @@ import weft
 from weft.core.errors import EngineStartError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
+from weft.engine.options import EngineOptions
 from weft.engine.served_model import ServedModel
 from weft.engine.vllm_compat.versions.version import installed_vllm
 
@@ -113,6 +115,8 @@ class Life:
         with ExitStack() as stack:
             for name, value in {
                 "weft.engine.host.frontend.LoopThread": lambda _name: loop_thread(f"engine{len(world.loops) or ''}"),
+                "anyio.to_thread.run_sync": _in_executor,  # for routes that are no coroutines
+                "weft.engine.remote.engine.EngineOptions": partial(EngineOptions, clock=lambda: world.now_s),
                 "weft.engine.remote.engine.time": SimpleNamespace(monotonic=lambda: world.now_s),
                 "weft.engine.remote.connection.httpx2.AsyncHTTPTransport": lambda **_: Transport(self),
                 "weft.engine.multi.make_launcher": launcher,
@@ -219,6 +223,10 @@ class Life:
         self.faults.before(turn)
         if turn % 64 == 0:
             self.problems += self.witness.look(self)
+
+
+async def _in_executor(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 class _Complaints(logging.Handler):
