@@ -26,6 +26,7 @@ CONNECTIONS = ("each", "shared", "pool")  # each client has its host; all share 
 HABITS = {
     "plain": "the history comes back unchanged",
     "regenerate": "one call of five is sent twice",
+    "retried": "the client of one call of five leaves, and says that it sends it again, as SDKs do",
     "edit": "half of the later turns are edited and sent again",
     "parallel": "before one call of five, three sub-agents quote the conversation, for two calls each",
     "clock": "the system prompt changes with every call",
@@ -51,7 +52,7 @@ HABITS = {
 _DOCUMENT_WORDS = 120
 _CANNED = ("Here are the files of the repository.", "Ok.")
 Message = dict[str, Any]
-Call = tuple[list[Message], Message]  # the messages of a request, and the answer
+Call = tuple[list[Message], Message | None]  # the messages of a request, and the answer; None: its client leaves
 
 
 def read(trace: Path, answers: Path | None, rng: random.Random) -> list[list[Message]]:
@@ -271,6 +272,8 @@ def rounds(
         is_later = any(message["role"] == "assistant" for message in prompt)
         if habit == "regenerate" and rng.random() < 0.2:
             yield [(prompt, other(answer, "once more"))]
+        elif habit == "retried" and rng.random() < 0.2:
+            yield [(prompt, None)]
         elif habit == "edit" and is_later and prompt[-1]["role"] == "user" and rng.random() < 0.5:
             edited = {**prompt[-1], "content": prompt[-1]["content"] + " please"}
             yield [([*prompt[:-1], edited], other(answer, "to that"))]
@@ -295,7 +298,9 @@ def rounds(
         yield [(prompt, answer)]
 
 
-def replay(programs: list[list[Message]], clients: int, seed: int, connections: str, habit: str) -> dict[str, Any]:
+def replay(  # noqa: PLR0915  one after the other
+    programs: list[list[Message]], clients: int, seed: int, connections: str, habit: str
+) -> dict[str, Any]:
     """Replay the programs, and count. Deterministic for a seed."""
     rng, lineage = random.Random(seed), Lineage()
     others = [each for each in programs if _first_exchange(each)][:2]
@@ -307,7 +312,8 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
         waiting.sort(key=lambda each: each[0] % len(programs))  # so that both run at once
     running: dict[int, tuple[int, Iterator[list[Call]]]] = {}
     to_send: dict[int, list[Call]] = defaultdict(list)
-    in_flight: list[tuple[Any, Message, int]] = []
+    in_flight: list[tuple[Any, Message | None, int]] = []
+    has_left: set[int] = set()  # clients whose next call is the latest one again
     found: dict[int, list[str]] = defaultdict(list)
     spent_s = 0.0
     while waiting or running or in_flight:
@@ -320,6 +326,10 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
         if in_flight and (not free or rng.random() < 0.5):
             placed, answer, number = in_flight.pop(rng.randrange(len(in_flight)))
             began_s = time.process_time()
+            if answer is None:
+                lineage.left(placed, "-")
+                has_left.add(number)
+                continue
             lineage.answered(placed, items_of_answer({"choices": [{"message": answer}]}), "-", None)
             spent_s += time.process_time() - began_s
             continue
@@ -334,7 +344,9 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
         request = json.loads(json.dumps({"messages": prompt}))
         peer = {"each": f"{number}:1", "shared": "", "pool": f":{rng.randrange(clients)}"}[connections]
         began_s = time.process_time()
-        evidence = Evidence(trace_id=f"{rng.getrandbits(128):032x}" if "traced" in habit else None)
+        trace_id = f"{rng.getrandbits(128):032x}" if "traced" in habit else None
+        evidence = Evidence(trace_id=trace_id, is_retry=number in has_left)
+        has_left.discard(number)
         placed = lineage.place(evidence, request, "-", peer)
         spent_s += time.process_time() - began_s
         found[index].append(placed.identity.program_id)

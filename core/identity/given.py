@@ -100,23 +100,14 @@ class Question(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GivenAnswer:
-    """A text, a tool call without its id, or an argument of a tool call, as models wrote it.
+    """A text, a tool call without its id, or an argument of a tool call, as models wrote it."""
 
-    Attributes:
-        start: The digest that those of its conversations begin with.
-        text: The first bytes of the text, folded.
-        owners: The programs whose models wrote it, with what they had been asked, or None if that is not kept.
-        is_crowded: Whether more programs wrote it than are kept.
-        keys: The keys of its pieces that no model was told before, and of those that other models wrote as well.
-        places: The places of these pieces in the text.
-    """
-
-    start: Digest
-    text: bytes
-    owners: dict[ProgramId, Question | None] = field(default_factory=dict)
-    is_crowded: bool = False
-    keys: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    start: Digest  # what the digests of its conversations begin with
+    text: bytes  # its first bytes, folded
+    owners: dict[ProgramId, Question | None] = field(default_factory=dict)  # with what they were asked, if it is kept
+    is_crowded: bool = False  # more programs wrote it than are kept
+    keys: list[int] = field(default_factory=list)  # of pieces that no model was told, or that other models wrote, too
+    places: list[int] = field(default_factory=list)  # of these pieces in the text
 
     def size(self) -> int:
         """For how many answers it counts."""
@@ -199,27 +190,16 @@ def parts_of(answer: list[Item]) -> Parts:
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """What a program told its model.
+    """What a program told its model."""
 
-    Attributes:
-        start: The digest that those of its conversations begin with.
-        program_id: The program.
-        text: What was new to the model, without the system prompt.
-        keys: The keys of its first and its last pieces, if possible of pieces that no model was told before.
-        is_new: Whether no model was told these pieces before.
-        answers: The answers to it.
-        is_shared: Whether another program told its model the same.
-        is_forgotten: Whether it was forgotten because there was no room for it.
-    """
-
-    start: Digest
+    start: Digest  # what the digests of its conversations begin with
     program_id: ProgramId
-    text: Sample
-    keys: list[int]
-    is_new: bool
+    text: Sample  # what was new to the model, without the system prompt
+    keys: list[int]  # of its first and its last pieces, if possible of pieces that no model was told before
+    is_new: bool  # no model was told these pieces before
     answers: list[Parts] = field(default_factory=list)
-    is_shared: bool = False
-    is_forgotten: bool = False
+    is_shared: bool = False  # another program told its model the same
+    is_forgotten: bool = False  # because there was no room for it
 
     def size(self) -> int:
         """For how many prompts it counts."""
@@ -329,7 +309,8 @@ class Turns:
         """
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known = turns.pop(program_id, None)
-        question = known.question if known is not None else _kept(_folded(without_system(items)))
+        is_long = len(told) > _TURN_BYTES  # and so is all that it tells
+        question = known.question if known else b"" if is_long else _kept(_folded(without_system(items)))
         turns[program_id] = _Turn(question, _kept(told).lower())
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)

@@ -19,7 +19,6 @@ from typing import Any, Final
 Item = tuple[str, ...]
 Digest = bytes
 
-LONG_CHARACTERS: Final = 512 << 10  # of a text, of which more is not kept: twice what is searched of a request
 SILENCE: Final[Item] = ("message", "assistant", "")  # an answer with nothing in it that counts
 MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
@@ -158,28 +157,18 @@ def _part(part: Mapping[str, Any]) -> list[str]:
         text = text_of(str(part.get("text", part.get("refusal", ""))))
         return ["text", text] if text and not text.startswith(_BILLING) else []
     if kind in ("image_url", "input_image", "image"):
-        return ["image", _shortened(_image(part))]
-    return ["other", _shortened(_json({name: value for name, value in part.items() if name not in _MARKS}))]
+        return ["image", _image(part)]
+    return ["other", _json({name: value for name, value in part.items() if name not in _MARKS})]
 
 
 def text_of(text: str) -> str:
     """A text without thoughts and reminders, in one of its forms."""
-    text = _shortened(text.strip())
+    text = text.strip()
     if "</think>" in text:  # a model without a reasoning parser says it, and clients cut it out of their history
         text = text.rpartition("</think>")[2]
     if _REMINDER[0] in text:
         text = _without_reminders(text)
     return _composed(text.replace("\r\n", "\n")).strip()
-
-
-def _shortened(text: str) -> str:
-    """A long text as its beginning, a digest and its end. It is hashed in parts, so that other threads go on."""
-    if len(text) <= LONG_CHARACTERS:
-        return text
-    half, digest = LONG_CHARACTERS // 2, hashlib.blake2b(digest_size=16)
-    for begin in range(0, len(text), half):
-        digest.update(text[begin : begin + half].encode("utf-8", "surrogatepass"))
-    return f"{text[:half]}\n{digest.hexdigest()}\n{text[-half:]}"
 
 
 def _composed(text: str) -> str:

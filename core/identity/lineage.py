@@ -60,23 +60,14 @@ _CERTAIN_BYTES: Final = 80  # folded, of exchanges before an answer that nobody 
 
 
 class Placed(NamedTuple):
-    """Where a request belongs.
+    """Where a request belongs."""
 
-    Attributes:
-        identity: The identity of the request, with its program.
-        peer: The connection that the request came by.
-        said: The messages of the request; None if it has none, or lineage did not look for its program.
-        question: The last message before the answer.
-        start: The digest that those of the messages begin with.
-        prompt: What the request told the model that no request had told before, if there is something.
-    """
-
-    identity: Identity
-    peer: str = ""
-    said: Said | None = None
-    question: Question | None = None
-    start: Digest = b""
-    prompt: Prompt | None = None
+    identity: Identity  # with the program of the request
+    peer: str = ""  # the connection that it came by
+    said: Said | None = None  # its messages; None if it has none, or lineage did not look for its program
+    question: Question | None = None  # the last message before the answer
+    start: Digest = b""  # what the digests of the messages begin with
+    prompt: Prompt | None = None  # what it told the model that no request had told before
 
     @property
     def has_messages(self) -> bool:
@@ -164,16 +155,14 @@ class Lineage:
         self._agents: Recent[list[tuple[Sample, str]]] = Recent(most_states, len)  # of a program: system prompt, kind
         self._told = Told()
         self._unknown: Recent[ProgramId] = Recent(most_states)  # told more than was read: their texts are no evidence
-        self._traces: Recent[ProgramId] = Recent(most_states)
+        self._named: Recent[ProgramId] = Recent(most_states)  # by traces and responses
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
-        self._responses: Recent[ProgramId] = Recent(most_states)
+        self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have no answer
         self._turns = Turns()
         self._ids = IdSource()
 
     def __len__(self) -> int:
-        conversations = len(self._states) + len(self._given) + len(self._calls)
-        texts = len(self._answers) + len(self._prompts) + len(self._handed) + len(self._agents)
-        return conversations + texts + len(self._traces) + len(self._peers) + len(self._responses)
+        return sum(len(each) for each in vars(self).values() if isinstance(each, Recent))
 
     def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str = "") -> Placed:
         """Find the program of a request, or begin one.
@@ -207,7 +196,7 @@ class Lineage:
         self._turns.asked(scope, program_id, said.items, told.text)
         for name, value in ((b"correlation", evidence.correlation_id), (b"trace", evidence.trace_id)):
             if value is not None:
-                self._traces.put(scope, digest_of(name, scope, value), program_id)
+                self._named.put(scope, digest_of(name, scope, value), program_id)
         if peer:
             self._peers.put(scope, digest_of(b"peer", scope, peer), program_id)
         agent, kind = self._agent(asked, program_id, task.kind if task else "")
@@ -240,7 +229,7 @@ class Lineage:
         """
         program_id = placed.identity.program_id
         if response_id is not None:
-            self._responses.put(scope, digest_of(b"response", scope, response_id), program_id)
+            self._named.put(scope, digest_of(b"response", scope, response_id), program_id)
         if placed.said is None:
             return
         prompt = placed.said.digests[-1] if placed.said.items else placed.start
@@ -258,14 +247,24 @@ class Lineage:
                 if not placed.prompt.is_forgotten:
                     self._prompts.grow(scope, placed.prompt.size() - size)
 
-    def _known(self, evidence: Evidence, asked: _Asked) -> _Found:
+    def left(self, placed: Placed, scope: str) -> None:
+        """Note that a request has ended, and that its client has no answer. It may send the request again."""
+        if placed.said is not None and placed.has_messages:
+            key, owner = placed.said.digests[-1], placed.identity.program_id
+            self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
+
+    def _known(self, evidence: Evidence, asked: _Asked) -> _Found:  # noqa: PLR0911  one for each rule
         """The program that a request names, or whose conversation it continues."""
         scope, said = asked.scope, asked.said
-        for source, table, kind, named in (
-            (Source.PREVIOUS_RESPONSE, self._responses, b"response", evidence.previous_response_id),
-            (Source.CORRELATION, self._traces, b"correlation", evidence.correlation_id),
+        left = self._left.get(scope, said.digests[-1]) if evidence.is_retry and said.items else None
+        if left is not None and left != SEVERAL:
+            self._left.pop(scope, said.digests[-1])
+            return _Found(Source.LINEAGE, left)
+        for source, kind, named in (
+            (Source.PREVIOUS_RESPONSE, b"response", evidence.previous_response_id),
+            (Source.CORRELATION, b"correlation", evidence.correlation_id),
         ):
-            if named is not None and (found := table.get(scope, digest_of(kind, scope, named))) is not None:
+            if named is not None and (found := self._named.get(scope, digest_of(kind, scope, named))) is not None:
                 return _Found(source, found)
         state_place, state = longest(self._states, scope, said)
         if state is not None:
@@ -282,7 +281,7 @@ class Lineage:
             has_known_id = has_known_id or given is not None
         source, found = Source.LINEAGE, self._answerer(asked) if state is None else None
         if found is None and evidence.trace_id is not None:
-            source, found = Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
+            source, found = Source.TRACE, self._named.get(scope, digest_of(b"trace", scope, evidence.trace_id))
         if found is not None:
             return _Found(source, found)
         if is_one_of_twins:
@@ -426,8 +425,9 @@ class Lineage:
         # The last ones may be of a template's end, which changes.
         keys = list(dict.fromkeys([*keys[: _NEW_KEYS // 2], *keys[-_NEW_KEYS:]]))
         digest = asked.key("prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
-        if not keys or self._prompts.get(scope, digest) is not None:
-            return None
+        known = self._prompts.get(scope, digest)
+        if not keys or known is not None:
+            return known if known is not None and known.program_id == program_id else None
         prompt = Prompt(asked.start, program_id, sample_of(told.text, PROMPT_BYTES), keys, bool(new))
         self._asked.put(keys, prompt)
         self._prompts.put(scope, digest, prompt)

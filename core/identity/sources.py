@@ -97,6 +97,9 @@ def client_of(headers: Mapping[str, str]) -> str | None:
     return name or ("-".join(part.lower() for part in found.groups() if part) if found else None)
 
 
+_RETRIES: Final = re.compile(  # of OpenAI's and Anthropic's SDKs; attempts, as of AWS's SDKs and Envoy, count from one
+    r"x-(?:[a-z0-9]+-)?retry-count: 0*[1-9][0-9]*|(?:x-envoy-attempt-count: |amz-sdk-request: attempt=)(?:[2-9]|1\d).*"
+)
 _VENDOR: Final = re.compile(r"x-(?!parent-)([a-z0-9]{1,32})-session-id")
 HTTPHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -158,6 +161,7 @@ class Evidence(Described):
     correlation_id: str | None = None  # of a session with AIPerf, of each request with others, so it only joins
     trace_id: str | None = None
     prompt_cache_key: str | None = None  # clients that share a prefix share it, so it separates programs and joins none
+    is_retry: bool = False  # its client says that it sends it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
         correlation_id=foreign_id(request.headers.get("x-correlation-id")),
         trace_id=trace_id(request.headers.get("traceparent", "")),
         prompt_cache_key=foreign_id(body.get("prompt_cache_key")),
+        is_retry=any(_RETRIES.fullmatch(f"{name}: {value}") for name, value in request.headers.items()),
         **fields,
     )
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError, OverloadedError
 from weft.core.log import get_logger
-from weft.engine.http.arrivals import Arrivals, ArrivingBody
+from weft.engine.http.bodies import LARGE_BYTES, Arrivals, read_json
 from weft.engine.http.http_errors import error_headers, error_status
 from weft.engine.http.identity import (
     CHANGED,
@@ -44,9 +43,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
-LARGE_BYTES: Final = 1 << 20  # of a body; larger ones are read on another thread, which takes milliseconds for each MiB
-_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
-_SEND_UTF_8: Final = "Send text in UTF-8."
 _PRIORITY: Final = b"x-vllm-priority"
 _CLOSED: Final = "the handler is closed"  # ends what uvloop says of a write to a connection that is closed
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
@@ -252,7 +248,7 @@ class Exchange:
                 f"the request's body was not complete within {seconds:g} s. Send it without pauses, or send less.",
             )
 
-    async def _collect(self, body: ArrivingBody, too_large: Refusal) -> bytes | Refusal | None:
+    async def _collect(self, body: bytearray, too_large: Refusal) -> bytes | Refusal | None:
         """Wait for the rest of a body.
 
         Raises:
@@ -264,15 +260,16 @@ class Exchange:
                 self._is_gone = True
                 return None
             piece, is_last = message.get("body", b""), not message.get("more_body", False)
-            if len(body.data) + len(piece) > self._max_body_bytes:
+            if len(body) + len(piece) > self._max_body_bytes:
                 return too_large
             if is_last:
                 self._is_whole = True
-            elif not body.data and piece:
+            elif not body and piece:
                 self.arriving()
-            body.add(piece)
+            self._arrivals.hold(self._id_scope, len(piece))
+            body += piece
             if is_last:
-                return bytes(body.data)
+                return bytes(body)
 
     def overloaded(self, error: OverloadedError) -> Refusal:
         """The answer to a request that is too many."""
@@ -285,7 +282,7 @@ class Exchange:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
                 await self._check_form(body)
             is_large = len(body) > LARGE_BYTES
-            request = await asyncio.to_thread(_read, body) if is_large else _read(body)
+            request = await asyncio.to_thread(read_json, body, CHANGED) if is_large else read_json(body, CHANGED)
             if isinstance(request, dict):
                 for priority in (request.get("priority"), self._header(_PRIORITY).decode("latin-1")):
                     refuse_priority(priority)
@@ -299,7 +296,7 @@ class Exchange:
                 if refusal is not None or not has_changed:
                     return refusal or body
                 if is_spliced:
-                    return _with_new(body, request)
+                    return await asyncio.to_thread(_with_new, body, request) if is_large else _with_new(body, request)
                 dumped = await asyncio.to_thread(json.dumps, request) if is_large else json.dumps(request)
                 return dumped.encode()
         except (InvalidIdError, InvalidRequestError) as error:
@@ -369,44 +366,8 @@ class Exchange:
         return next((value for key, value in self._headers if key == name), b"")
 
 
-def _read(body: bytes) -> Any:
-    """The JSON in a body.
-
-    Raises:
-        InvalidRequestError: See `_check_unicode`.
-        ValueError, RecursionError: It has none.
-    """
-    request = json.loads(body)
-    _check_unicode(body, request)
-    return request
-
-
 def _with_new(body: bytes, request: Mapping[str, Any]) -> bytes:
     """A body with members behind its own that it did not have."""
     new = json.dumps({name: request[name] for name in CHANGED if name in request})
     separator = b"," if len(request) > sum(name in request for name in CHANGED) else b""
-    return body.rstrip()[:-1] + separator + new[1:].encode()
-
-
-def _check_unicode(body: bytes, request: Any) -> None:
-    """Python reads JSON in UTF-16 and UTF-32, too, and takes halves of surrogate pairs. Nothing behind this place could
-    send them on.
-
-    Raises:
-        InvalidRequestError: The request is not in UTF-8, or has such a half.
-    """
-    try:
-        if not json.detect_encoding(body).startswith("utf-8"):
-            raise InvalidRequestError(f"the request's JSON is in {json.detect_encoding(body)}. {_SEND_UTF_8}")
-        body.decode()
-        if _HALF.search(body):
-            json.dumps(request, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"the request's JSON is no UTF-8: byte {error.start} is {body[error.start]:#04x}. {_SEND_UTF_8}"
-        ) from None
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise InvalidRequestError(
-            f"the request has half of a surrogate pair, {half!a}, which is no Unicode text. {_SEND_UTF_8}"
-        ) from None
+    return b"".join((body.rstrip()[:-1], separator, new[1:].encode()))  # which lets other threads go on

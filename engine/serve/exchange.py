@@ -21,7 +21,7 @@ from weft.core.routing.admission import check_timeout
 from weft.core.routing.refusals import Refused, refused_by
 from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
-from weft.engine.http.arrivals import Arrivals
+from weft.engine.http.bodies import Arrivals
 from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.http.http_errors import (
     error_body,
@@ -131,6 +131,7 @@ class _ServedExchange(Exchange):
         self._whole = bytearray()
         self._events = 0  # of a stream, until now
         self._asks = False  # the answer calls a tool
+        self._has_answer = False  # the client, or some of it
 
     async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
         if self._path not in _ADMITTED:
@@ -321,6 +322,7 @@ class _ServedExchange(Exchange):
             return
         for answer in answers:
             items = items_of_answer(answer) if self._reads_answers else []
+            self._has_answer |= any(items)
             name = answer.get("id") if self._path == _RESPONSES else None
             response_id = name if isinstance(name, str) else None
             if self._placed.said is None:
@@ -334,6 +336,8 @@ class _ServedExchange(Exchange):
     def end(self) -> None:
         if self._is_counted:
             self._engine.requests.uncount_call(self._client)
+        if self._placed is not None and not self._has_answer:
+            self._engine.lineage.left(self._placed, self._id_scope)
         self._engine.requests.end(self._key)
 
     def _seconds(self, name: bytes) -> float | None:

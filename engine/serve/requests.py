@@ -19,35 +19,20 @@ from weft.engine.serve.programs import OpenPrograms
 
 @dataclass(slots=True)
 class ServedRequest:
-    """An HTTP request that makes calls.
-
-    Attributes:
-        key: The API key of the client that sent it.
-        identity: The program that it belongs to.
-        timeout_s: Seconds that each of its calls may take; None sets no limit.
-        fingerprint: Returns the fingerprint of its system prompt and tools.
-        settings: The sampling settings that it asks for.
-        traceparent: The header of the client's own span, or "" without one.
-        is_reserved: Whether it was admitted as one call, and no call has taken this place yet.
-        is_counted: Whether a call was counted against the limit of its key while it arrived, and is not admitted yet.
-        is_call: Whether it is a single call without a known HTTP request. Its program then ends with the call.
-        deadline_s: Seconds after which its program should have ended; None sets no deadline.
-        failure: The error with which one of its calls ended.
-        call: Its latest call.
-    """
+    """An HTTP request that makes calls, with the API key of its client."""
 
     key: ApiKey
-    identity: Identity
-    timeout_s: float | None
-    fingerprint: Callable[[], str]
-    settings: Mapping[str, float] = field(default_factory=dict)
-    traceparent: str = ""
-    is_reserved: bool = True
-    is_counted: bool = False
-    is_call: bool = False
-    deadline_s: float | None = None
-    failure: WeftError | None = None
-    call: InFlight | None = None
+    identity: Identity  # the program that it belongs to
+    timeout_s: float | None  # of each of its calls; None sets no limit
+    fingerprint: Callable[[], str]  # of its system prompt and tools
+    settings: Mapping[str, float] = field(default_factory=dict)  # of the sampling
+    traceparent: str = ""  # of the client's own span, or "" without one
+    is_reserved: bool = True  # it was admitted as one call, and no call has taken this place yet
+    is_counted: bool = False  # against the limit of its key while it arrived, and not admitted yet
+    is_call: bool = False  # a single call without a known HTTP request; its program then ends with the call
+    deadline_s: float | None = None  # after which its program should have ended; None sets no deadline
+    failure: WeftError | None = None  # with which one of its calls ended
+    call: InFlight | None = None  # the latest one
 
 
 class ServedRequests:
@@ -166,6 +151,11 @@ class SharedLineage:
         reading = asyncio.get_running_loop().run_in_executor(None, self._lineage.place, evidence, body, scope, peer)
         reading.add_done_callback(lambda _reading: self._lock.release())
         return await asyncio.shield(reading)  # a cancelled request lets nobody in before the thread ends
+
+    def left(self, placed: Placed, scope: str) -> None:
+        """See `Lineage.left`. While another thread has the lineage, it is not noted."""
+        if not self._lock.locked():
+            self._lineage.left(placed, scope)
 
     async def answered(
         self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None

@@ -133,6 +133,22 @@ def test_twins_of_one_host_are_not_guessed_by_their_connections() -> None:
     assert server.call(said("x", "y", "z"), "z", peer="host:2") == alone
 
 
+def test_a_first_turn_that_says_it_is_sent_again_belongs_to_the_one_whose_client_left() -> None:
+    """Once, and only if that is one: the same words from somebody else begin a program."""
+    server = Server()
+    first = server.send(said("a"))
+    server.lineage.left(first, "-")
+    assert server.call(said("a"), "b") != first.identity.program_id
+    again = server.send(said("a"), is_retry=True)
+    assert again.identity.program_id == first.identity.program_id
+    assert server.call(said("a"), "b", is_retry=True) != first.identity.program_id
+    assert server.call(said("c"), "b", is_retry=True) != first.identity.program_id
+    for _ in range(2):
+        server.lineage.left(server.send(said("d")), "-")
+    known = {server.send(said("a")).identity.program_id for _ in range(2)}
+    assert server.call(said("d"), "b", is_retry=True) not in known
+
+
 def test_hundreds_of_twins_stay_apart() -> None:
     """A program that found no more room at a state must not take the place of one that waits there."""
     server = Server()
@@ -637,7 +653,7 @@ def test_memory_is_bounded() -> None:
     for number in range(100):
         placed = server.send(said(str(number)), peer=str(number), trace_id=str(number))
         server.answer(placed, f"answer {number}, that is long enough", response_id=str(number))
-    assert len(server.lineage) == 70
+    assert len(server.lineage) == 60
     assert server.send(said("99", "answer 99, that is long enough", "c")).identity.source is Source.LINEAGE
     assert server.send(said("0", "answer 0, that is long enough", "c")).identity.source is Source.NEW
 

@@ -180,6 +180,20 @@ def test_what_gateways_share_an_engine_by_is_no_program() -> None:
 
 
 @pytest.mark.parametrize(
+    ("header", "first", "later"),
+    [
+        ("x_stainless_retry_count", "0", "1"),  # OpenAI's and Anthropic's SDKs
+        ("amz_sdk_request", "attempt=1; max=3", "attempt=2; max=3"),
+        ("x_envoy_attempt_count", "1", "2"),
+    ],
+)
+def test_a_request_may_say_that_it_is_sent_again(header: str, first: str, later: str) -> None:
+    """Retries count from zero, attempts from one."""
+    said = [found(**{header: value}) for value in (first, later, "x", "-1")]
+    assert [isinstance(each, Evidence) and each.is_retry for each in said] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
     ("headers", "body"),
     [
         ({"weft_program_id": "x" * 300}, {}),

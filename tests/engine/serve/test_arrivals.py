@@ -14,7 +14,7 @@ from weft.core.errors import ArrivingError
 from weft.core.identity.lineage import Lineage
 from weft.core.routing.admission import Admission
 from weft.core.routing.refusals import Refused
-from weft.engine.http.arrivals import Arrivals
+from weft.engine.http.bodies import Arrivals
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.requests import ServedRequests, SharedLineage

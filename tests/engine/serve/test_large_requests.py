@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from weft.core.errors import InvalidRequestError
 from weft.core.identity import Evidence
-from weft.core.identity.items import LONG_CHARACTERS, items_of_answer, text_of
 from weft.core.identity.lineage import Lineage, Placed
 from weft.engine.http import check_ids
-from weft.engine.http.check_ids import LARGE_BYTES
+from weft.engine.http.bodies import LARGE_BYTES, read_json
 from weft.engine.serve.requests import SharedLineage
 
 
@@ -119,13 +119,13 @@ async def test_only_a_large_body_is_parsed_on_another_thread(
 ) -> None:
     """And what the application reads is what was sent, with the ids in their scope behind it."""
     threads: list[bool] = []
-    read = check_ids._read
+    read = check_ids.read_json
 
-    def watched(body: bytes) -> Any:
+    def watched(body: bytes, changed: tuple[str, ...]) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
-        return read(body)
+        return read(body, changed)
 
-    monkeypatch.setattr(check_ids, "_read", watched)
+    monkeypatch.setattr(check_ids, "read_json", watched)
     sent = {"session_id": "s", **conversation("x" * size)}
     found: list[bytes] = []
 
@@ -145,19 +145,6 @@ async def test_only_a_large_body_is_parsed_on_another_thread(
     assert read_again["session_id"].endswith("/s")
 
 
-def test_a_long_text_counts_with_all_of_its_characters() -> None:
-    """Only its beginning and its end are kept, and a digest of it."""
-    text = "word " * LONG_CHARACTERS
-    other = f"{text[:LONG_CHARACTERS]}?{text[LONG_CHARACTERS + 1 :]}"
-    assert text_of(text) != text_of(other)
-    assert len(text_of(text)) < LONG_CHARACTERS + 100
-    lineage = Lineage()
-    placed = lineage.place(Evidence(), conversation(text), "-")
-    lineage.answered(placed, items_of_answer({"choices": [{"message": {"content": "ok"}}]}), "-", None)
-    again = lineage.place(Evidence(), conversation(text, "ok", "go on"), "-")
-    assert again.identity.program_id == placed.identity.program_id
-
-
 def test_a_body_that_gets_new_members_is_not_written_again() -> None:
     """The members are put behind the others, also into an empty object."""
     for body in (b'{"a": [1.0, 2]} ', b"{}"):
@@ -165,3 +152,31 @@ def test_a_body_that_gets_new_members_is_not_written_again() -> None:
         found = check_ids._with_new(body, {**request, "vllm_xargs": {"x": 1}})
         assert found.startswith(body.rstrip()[:-1])
         assert json.loads(found) == {**request, "vllm_xargs": {"x": 1}}
+
+
+LONG = 'A "keeper" \\ counts\nships \u00fc\u6f22\U0001f600 ' * 60_000
+
+
+def test_a_long_text_of_a_large_body_is_cut_in_the_same_places_wherever_it_stands() -> None:
+    """Its beginning and its end stay, and a digest stands for all that is between them."""
+    read = [
+        read_json(json.dumps({**before, "text": text}, ensure_ascii=is_ascii).encode())["text"]
+        for is_ascii in (False, True)
+        for text in (LONG, LONG[:1_000_000] + "?" + LONG[1_000_001:])
+        for before in ({}, {"a": "x" * 99, "b": '"\\'})
+    ]
+    assert len(set(read)) == 4
+    assert [read[0], read[2], read[4], read[6]] == [read[1], read[3], read[5], read[7]]
+    assert all(len(LONG) > len(each) and each[:9] == LONG[:9] and each[-9:] == LONG[-9:] for each in read)
+
+
+def test_a_large_body_is_refused_for_what_is_no_unicode_in_the_middle_of_a_text() -> None:
+    """Where nothing is kept of it, too. What is no text at all is left to the application."""
+    for wrong in (rb"\ud800", rb"\udc00\ud800", b"\xed\xa0\x80"):
+        for place in (10, 2_000_000):
+            body = bytearray(b'{"text": "' + b"x" * 3_000_000 + b'"}')
+            body[place:place] = wrong
+            with pytest.raises(InvalidRequestError, match=r"Send text in UTF-8\.$"):
+                read_json(bytes(body))
+    with pytest.raises(ValueError, match="utf-8"):
+        read_json(b'{"text": "' + b"x" * 3_000_000 + b'\xff"}')

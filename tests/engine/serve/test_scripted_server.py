@@ -97,6 +97,23 @@ def test_programs_threads_and_parents_are_the_real_servers(scripted_server: Serv
     assert [row.calls for row in server.programs] == [2, 1]
 
 
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_an_sdks_retry_belongs_to_the_call_that_it_left(scripted_server: Servers, api: str) -> None:
+    """It says so in a header. The same words of another client are another program's."""
+    delays_s = iter([600.0, 0.0, 0.0])
+    server = scripted_server(lambda _request: Reply("Hello.", [], next(delays_s)))
+    user: Any = {"role": "user", "content": "Hi"}
+    if api == "openai":
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=1, timeout=3) as client:
+            client.chat.completions.create(model="scripted", messages=[user])
+    else:
+        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=1, timeout=3) as client:
+            client.messages.create(model="scripted", max_tokens=300, messages=[user])
+    ask(server, [user])
+    one, again, other = (call.program_id for call in server.calls)
+    assert one == again != other
+
+
 def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -> None:
     """The client sees what an overloaded server, or an engine that fails in mid-answer, would send."""
     server = scripted_server([OverloadedError(1, 1, 0.5), Reply("It is", error=CallFailedError("the engine failed."))])
