@@ -1,8 +1,8 @@
 """The bodies of requests: bounds on those that are still arriving, and how large ones are read.
 
 Their bytes are held before a request is admitted. One call into C holds Python's lock for as long as it takes, which is
-milliseconds for each MiB. So that other threads go on, large JSON is checked in steps, the longest texts are cut in the
-middle, and Python reads the rest member by member.
+milliseconds for each MiB. So that other threads go on, large JSON is checked in steps, and read without the middle of
+its longest texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # typeshed has only the one in C
 from typing import Any, Final
 
 from weft.core.errors import ArrivingError, InvalidRequestError
@@ -125,9 +124,7 @@ def read_json(body: bytes, changed: tuple[str, ...] = ()) -> Any:
         read = json.loads(body)
         wrong = wrong or _wrong_in(body, 0)
     else:
-        decoder = json.JSONDecoder()
-        decoder.scan_once = py_make_scanner(decoder)  # type: ignore[attr-defined]  # which it reads by
-        read = decoder.decode(b"".join(_cut(body, wrong)).decode("utf-8", "surrogatepass").removeprefix("\ufeff"))
+        read = json.loads(b"".join(_cut(body, wrong)))
     if wrong:
         raise InvalidRequestError(f"{wrong[0]} Send text in UTF-8.")
     return json.loads(body) if isinstance(read, dict) and any(name in read for name in changed) else read

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -33,7 +32,6 @@ from weft.engine.serve.routes import add_metrics, add_routes, spans_sent_to
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
 _POLL_S: Final = 0.2
-_SWITCH_S: Final = 0.001  # after which a thread that reads a large request lets streams go on; Python's 5 ms add up
 _LAST_ANSWERS_S: Final = 5.0  # for the errors of calls that were aborted at the end of the drain
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -60,7 +58,6 @@ def serve(
         WeftError: See `AsyncMultiLLMEngine`.
         KeyboardInterrupt: A signal came while the engine started.
     """
-    sys.setswitchinterval(_SWITCH_S)
     with (
         _log_to_stderr(),
         _socket(options) as (address, bound),
