@@ -145,4 +145,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with ScriptedEngine([], listen="127.0.0.1:0") as engine:
         assert engine.url is not None
         assert top(monkeypatch, engine.url) == 1
-    assert "needs textual: not installed. Run `pip install 'textual<" in capsys.readouterr().err
+    assert "needs textual: not installed. Run `pip install 'textual>=" in capsys.readouterr().err
