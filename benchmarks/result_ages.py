@@ -47,6 +47,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "lineage.md": {"": ("core/identity",)},
     "real-engine.md": {"": LIVE, "Over HTTP": ("engine/serve", "engine/scheduler", "benchmarks/bench_http.py")},
     "reproduction.md": {"": SIMULATED, "Where the time of a call goes": LIVE},
+    "scale.md": {"": ("core/process_table.py", "core/routing", "core/identity", "core/policies/fair_shares")},
     "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/watch")},
     "simulation.md": {"": SIMULATED},
     "swap-kernel.md": {"": ("csrc", "engine/swap"), "On a GPU": ("csrc/swap_cuda.cu", "csrc/swap_way.h")},
