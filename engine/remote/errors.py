@@ -93,7 +93,8 @@ def failed_stream(url: str, error: object) -> WeftError:
     """The error that ended a stream."""
     error = error if isinstance(error, Mapping) else {"message": str(error)}
     code = error.get("code")
-    return _error(url, code if isinstance(code, int) else 500, error, None)
+    usual = 503 if code == "no_replica" else 500  # no replica has begun the call
+    return _error(url, code if isinstance(code, int) else usual, error, None)
 
 
 def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float | None) -> WeftError:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from functools import cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,6 +115,8 @@ class Client:
         except (WeftError, asyncio.CancelledError) as error:
             is_end = isinstance(error, EngineClosedError | ServerError) and self.life.wants_shutdown
             outcome = "ProgramEndedError" if is_end else type(error).__name__
+            if isinstance(error, ServerError) and error.status == HTTPStatus.SERVICE_UNAVAILABLE and not is_end:
+                outcome = "NoReplicaError"  # what the client of a server sees of it
         except BaseException as error:
             self.life.world.complain(f"{name} ended in an unexpected way", error)
             outcome = type(error).__name__

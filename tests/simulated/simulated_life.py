@@ -202,7 +202,8 @@ class Life:
         self.problems += after_end(self)
 
     def _stays_calm(self) -> bool:
-        """Run until all replicas do, and go on for a while. A replica that hung until now may yet be killed for it."""
+        """Run until all replicas do and know what they are told, then for a while. A replica that hung until now may
+        yet be killed for it, and one that was slow ends its step first."""
         self.world.run_until(self._is_calm, self.calm_s + CALM_S)
         self.world.run_until(lambda: False, self.world.now_s + 2.0)
         return self._is_calm()
@@ -210,7 +211,8 @@ class Life:
     def _is_calm(self) -> bool:
         states = [each.state for each in self.health()]
         alive = sum(each.is_alive() for each in self.launcher.processes)
-        return set(states) == {ReplicaState.READY} and len(states) == alive
+        is_told = self.engine.programs.messages.is_idle
+        return is_told and set(states) == {ReplicaState.READY} and len(states) == alive
 
     def _is_over(self) -> bool:
         return all(task.done() for task in self.running)

@@ -16,6 +16,7 @@ from weft.core.errors import (
     CallFailedError,
     DeadlineError,
     InvalidRequestError,
+    NoReplicaError,
     OverloadedError,
     ReplicaLostError,
     RetryableCallError,
@@ -147,6 +148,18 @@ async def test_an_error_comes_back_as_it_was(error: WeftError) -> None:
         assert type(caught.value) is type(error)
         assert str(caught.value) == str(error)
         assert vars(caught.value) == vars(error)
+
+
+async def test_a_call_that_no_replica_began_has_not_run() -> None:
+    """As the whole answer, and as the end of a stream, which has no status of its own."""
+    error = NoReplicaError("tiny", 20.0, "it hung")
+    body = json.dumps(error_body(error)).encode()
+    stream = head(200, None, "text/event-stream") + chunk(b"data: " + body + b"\n\n")
+    for parts in ((head(error_status(error), len(body)), body), (stream,)):
+        async with answering(*parts) as answered:
+            with pytest.raises(ServerError, match="no replica of 'tiny'") as caught:
+                await events(answered)
+        assert (caught.value.status, caught.value.may_have_run) == (503, False)
 
 
 @pytest.mark.parametrize(
