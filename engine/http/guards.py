@@ -19,8 +19,8 @@ from weft.engine.http.bodies import BODY_S
 from weft.engine.http.check_ids import App, Receive, Scope, Send
 from weft.engine.http.http_errors import openai_error, refuse
 
-# Nobody can buy a name that ends in one of these.
-_PRIVATE: Final = frozenset({"localhost", "local", "internal", "lan", "arpa", "test", "example", "invalid"})
+# Nobody can buy a name that ends in one of these, and networks of one's own use them.
+_PRIVATE: Final = frozenset({"localhost", "local", "internal", "lan", "arpa", "test"})
 
 
 class RefuseForeignPages:

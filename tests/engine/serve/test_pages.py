@@ -69,7 +69,7 @@ def test_a_server_answers_to_its_addresses_and_to_names_that_no_stranger_owns(ho
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example.com", "evil.com:8000", "127.0.0.1.evil.com", "corp.com", "[::1", "a b.com"]
+    "host", ["evil.example", "evil.example.com", "evil.com:8000", "127.0.0.1.evil.com", "corp.com", "[::1", "a b.com"]
 )
 def test_a_name_of_somebody_else_is_refused(host: str) -> None:
     """A page whose name was made to mean this server's address could read everything otherwise (DNS rebinding)."""
