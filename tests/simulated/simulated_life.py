@@ -96,7 +96,8 @@ class Life:
             except (DeadlockError, AssertionError) as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
         self.world.close()
-        gc.collect()  # what nobody waits for complains when it is collected
+        # What nobody waits for complains when it is collected. Old objects are looked at now and then only.
+        gc.collect(0 if self.seed % 16 else 2)
         self.problems += self.world.complaints
         return self.problems
 
@@ -127,6 +128,9 @@ class Life:
                 "weft.core.files.os": self.disk,
                 "weft.engine.host.learning.os": self.disk,
                 "weft.engine.vllm_compat.versions.version.installed_vllm": cache(installed_vllm),  # it reads a file
+                # vLLM reads its files again and again for these, which takes a tenth of a life.
+                "vllm.config.model.ModelConfig.try_get_generation_config": lambda _config: {},
+                "vllm.entrypoints.serve.utils.fingerprint.build_system_fingerprint": lambda *_: None,
             }.items():
                 stack.enter_context(mock.patch(name, value))
             logging.getLogger("weft").addHandler(listener)

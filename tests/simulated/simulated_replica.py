@@ -253,8 +253,9 @@ class EngineProcess:
         worker, store = self.worker, self.scheduler._swap
         for request in self.scheduler.requests.values():
             for index, key in enumerate(request.block_hashes):
-                tokens = request.all_token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-                self._hosts.tokens.setdefault(bytes(key), list(tokens))
+                if key not in self._hosts.tokens:
+                    tokens = request.all_token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+                    self._hosts.tokens[key] = list(tokens)
         if worker.failures or any(step.output is None for step in self._steps):
             return  # what has failed, or is not computed yet, is not known
         for block in self.scheduler.kv_cache_manager.block_pool.blocks:
@@ -427,13 +428,16 @@ class SimulatedLLM(AccountingLLM):
 
 
 _fronts: dict[int, tuple[Any, Any]] = {}
+_renderers: list[Any] = []
 
 
 def _front_of(config: Any) -> tuple[Any, Any]:
-    """A renderer and an input processor, which keep nothing of a request. They take long to make."""
+    """The renderer of all models, which are one, and an input processor. They keep nothing of a request, and take long
+    to make."""
+    if not _renderers:
+        _renderers.append(renderer_from_config(config))
     if id(config) not in _fronts:
-        renderer = renderer_from_config(config)
-        _fronts[id(config)] = renderer, InputProcessor(config, renderer)
+        _fronts[id(config)] = _renderers[0], InputProcessor(config, _renderers[0])
     return _fronts[id(config)]
 
 
