@@ -2,17 +2,20 @@
 
 PYTHONPATH=tests/support:tests/simulated:tests/fuzz python tests/simulated/mutations.py --seeds 300
 
-A planted fault that no life finds is a hole in the simulation, or code that nothing needs.
+A planted fault that no life finds is a hole in the simulation, or code that nothing needs. First, each life is lived
+without a fault, to see which of the faults' lines it reaches: any other fault would not change it, so it is not lived
+again for that.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -181,18 +184,48 @@ def planted(mutation: Mutation) -> Iterator[None]:
         function.__code__ = before[function]
 
 
-def lives_until_found(mutation: Mutation, most: int, is_late: Callable[[], bool] = lambda: False) -> tuple[int, str]:
-    """How many lives it took to find a planted fault, and what was wrong; 0 if no life did."""
+def reached(seed: int, mutations: Sequence[Mutation]) -> set[Mutation]:
+    """The faults whose lines a life without any of them reaches."""
+    places: dict[str, dict[int, list[Mutation]]] = {}  # by file and line
+    for mutation in mutations:
+        module = importlib.import_module(mutation.module)
+        source = inspect.getsource(module)
+        begin = source.index(mutation.old)
+        for line in range(source[:begin].count("\n"), source[: begin + len(mutation.old)].count("\n") + 1):
+            places.setdefault(str(module.__file__), {}).setdefault(line + 1, []).append(mutation)
+    found: set[Mutation] = set()
+
+    def in_function(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            found.update(places[frame.f_code.co_filename].get(frame.f_lineno, ()))
+        return in_function
+
+    sys.settrace(lambda frame, _event, _: in_function if frame.f_code.co_filename in places else None)
+    try:
+        Life(seed).run()
+    finally:
+        sys.settrace(None)
+    return found
+
+
+def lives_until_found(mutation: Mutation, most: int, seeds: Container[int] | None = None) -> tuple[int, str]:
+    """How many lives it took to find a planted fault, and what was wrong; 0 if no life did.
+
+    Args:
+        mutation: The fault.
+        most: Lives, from seed 0 on.
+        seeds: Those that reach the fault; None: any may.
+    """
     with planted(mutation):
-        for number in range(most):
+        for seed in range(most):
+            if seeds is not None and seed not in seeds:
+                continue
             try:
-                problems = Life(number).run()
+                problems = Life(seed).run()
             except Exception as error:
                 problems = [f"{type(error).__name__}: {error}"]
             if problems:
-                return number + 1, problems[0]
-            if is_late():
-                break
+                return seed + 1, problems[0]
     return 0, ""
 
 
@@ -203,15 +236,18 @@ def main(
     """Plant each fault, live until it is found, and print a line for each."""
     quiet()
     console = Console(soft_wrap=True, markup=False, highlight=False)
+    mutations = [mutation for mutation in MUTATIONS if only in mutation.name]
+    by_seed = [reached(seed, mutations) for seed in range(seeds)]
     missed = []
-    for mutation in MUTATIONS:
-        if only in mutation.name:
-            begin_s = time.monotonic()
-            lives, problem = lives_until_found(mutation, seeds)
-            took = f"{time.monotonic() - begin_s:.0f} s"
-            console.print(f"{f'{lives:4} lives' if lives else ' not found'}  {mutation.name}  ({took}) {problem:.150}")
-            missed += [] if lives else [mutation.name]
-    console.print(f"{len(missed)} were not found in {seeds} lives")
+    for mutation in mutations:
+        begin_s = time.monotonic()
+        reach = {seed for seed, those in enumerate(by_seed) if mutation in those}
+        lives, problem = lives_until_found(mutation, seeds, reach)
+        result = f"{lives:4} lives" if lives else " not found"
+        took_s = time.monotonic() - begin_s
+        console.print(f"{result}  {mutation.name}  ({len(reach)} reach it, {took_s:.0f} s) {problem:.150}")
+        missed += [] if lives else [mutation.name]
+    console.print(f"{len(missed)} of {len(mutations)} were not found in {seeds} lives")
 
 
 if __name__ == "__main__":
