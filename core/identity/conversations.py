@@ -38,10 +38,6 @@ class Said(NamedTuple):
         """The place of the first answer after a place."""
         return next((answer for answer in self.answers if answer > place), None)
 
-    def latest_answer(self) -> int | None:
-        """The place where the latest answer begins."""
-        return next(self.latest_first(), (None, 0))[0]
-
     def latest_first(self) -> Iterator[tuple[int, int]]:
         """Where answers begin and end, the latest one first: calls and texts without anything between them are one."""
         last = len(self.answers)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from weft.core.identity.conversations import arguments_of, values_in, without_system
 from weft.core.identity.items import Digest, Item
-from weft.core.identity.pieces import PIECE, folded, has_all_pieces
+from weft.core.identity.pieces import PIECE, folded, span_of
 from weft.core.ids import ProgramId
 from weft.core.trace.prefixes import common_prefix
 
@@ -87,9 +87,18 @@ class Question(NamedTuple):
     """What an answer was given to."""
 
     asked: Sample  # the message before it
+    user: Sample  # the latest message of the user before it
     system: Sample  # the system prompt
     before: Digest | None = None  # the answer before that a model gave
     call_id: str = ""  # of the tool call whose result was asked about
+
+    def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
+        """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
+        return any(
+            (self.call_id == call_id and self.asked.is_related_to(text))
+            or (not call_id and self.user.is_related_to(text))
+            for text, call_id in told
+        )
 
     def has_system_like(self, other: Sample) -> bool:
         """Whether another system prompt is mostly the same, such as one with another time of day."""
@@ -120,25 +129,20 @@ class GivenAnswer:
         else:
             self.is_crowded = True
 
-    def asked(self, question: bytes, call_id: str) -> dict[ProgramId, Question]:
-        """The programs that were given it as an answer to a question, or to one that was more or less of it.
+    def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
+        """The programs that were given it as an answer to one of some questions, or to more or less of it.
 
         Args:
-            question: The folded text before the answer.
-            call_id: The id of the tool call if it is the call's result, or "".
+            told: The folded texts before the answer, each with the id of the tool call whose result it is, or "".
         """
-        return {
-            program_id: known
-            for program_id, known in self.owners.items()
-            if known is not None and known.call_id == call_id and known.asked.is_related_to(question)
-        }
+        return {each: known for each, known in self.owners.items() if known is not None and known.is_one_of(told)}
 
-    def bytes_in(self, text: bytes, found: set[int]) -> tuple[int, int]:
+    def bytes_in(self, text: bytes, found: Collection[int]) -> tuple[int, int]:
         """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has.
 
         Args:
             text: The other text.
-            found: The keys of the other text's pieces.
+            found: The keys of the other text's pieces that only one answer has.
         """
         total, pieces, end, piece_end = 0, 0, 0, 0
         for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
@@ -199,6 +203,7 @@ class Prompt:
     is_new: bool  # no model was told these pieces before
     answers: list[Parts] = field(default_factory=list)
     is_shared: bool = False  # another program told its model the same
+    span: tuple[int, int] | None = None  # where the first and the last of its keys are, once that was asked
     is_forgotten: bool = False  # because there was no room for it
 
     def size(self) -> int:
@@ -219,15 +224,19 @@ class Prompt:
         inserted = text[before : len(text) - min(after, max(0, self.text.length - before))]
         return any(_are_in(each.texts, inserted) for each in self.answers)
 
+    def begins(self, text: bytes) -> int:
+        """How many bytes a text begins with as this prompt, if they have all that only its program was told; else 0."""
+        if not self.is_new:
+            return 0
+        self.span = self.span or span_of(self.text.head, self.keys)
+        before = min(common_prefix(self.text.head, text), self.text.length)
+        return before if self.span[0] + PIECE <= before >= self.span[1] else 0
+
     def goes_on_in(self, text: bytes) -> bool:
         """Whether a text begins as this prompt, with all that only its program was told, and has an answer behind it:
         it is the same template with another end."""
-        before = min(common_prefix(self.text.head, text), self.text.length)
-        return (
-            self.is_new
-            and has_all_pieces(self.text.head[: before + PIECE], self.keys)
-            and any(self._is_mostly_in(each.lines, text[before:]) for each in self.answers)
-        )
+        before = self.begins(text)
+        return before > 0 and any(self._is_mostly_in(each.lines, text[before:]) for each in self.answers)
 
     def _is_mostly_in(self, lines: tuple[bytes, ...], text: bytes) -> bool:
         """Whether most of an answer is in a text, without the lines that the prompt has as well."""

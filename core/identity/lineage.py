@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
 _CUT_MARKS: Final = ".,:;!?-\u2013\u2014\u2026".encode()  # behind an answer that a client has cut
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt
+_MOST_TOLD: Final = 8  # items before an answer, that may be its question
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
@@ -68,11 +69,6 @@ class Placed(NamedTuple):
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether a later request may continue it."""
-        return self.said is not None and bool(self.said.items)
 
 
 class _Given(NamedTuple):
@@ -205,16 +201,17 @@ class Lineage:
         fields = {name: getattr(evidence, name) for name in _DESCRIBED}
         fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
         identity = Identity(source, program_id, agent=agent, **fields)
-        place = _question_before(said.items, len(said.items))
         question = None
-        if place >= 0:
-            earlier = (_answer_key(start, said.items[at]) for at in reversed(said.answers) if at < place)
-            given = (each for each in islice(earlier, _MOST_EXCHANGES) if self._answers.get(scope, each) is not None)
+        if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
+            user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)
+            earlier = islice((_answer_key(start, said.items[at]) for at in reversed(said.answers)), _MOST_EXCHANGES)
+            samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
             question = Question(
-                sample_of(folded_texts(said.items[place : place + 1])),
+                samples[0],
+                samples[-1],
                 asked.system.sample,
-                next(given, None),
-                said.items[place][1] if said.items[place][0] == "result" else "",
+                next((each for each in earlier if self._answers.get(scope, each) is not None), None),
+                latest[1] if latest[0] == "result" else "",
             )
         return Placed(identity, peer, said, question, start, prompt)
 
@@ -249,7 +246,7 @@ class Lineage:
 
     def left(self, placed: Placed, scope: str) -> None:
         """Note that a request has ended, and that its client has no answer. It may send the request again."""
-        if placed.said is not None and placed.has_messages:
+        if placed.said is not None and placed.said.items:
             key, owner = placed.said.digests[-1], placed.identity.program_id
             self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
 
@@ -273,12 +270,10 @@ class Lineage:
             if found is not None:
                 return _Found(Source.LINEAGE, found, state_place + 1)
         is_one_of_twins = state is not None and said.answer_after(state_place) is None
-        has_known_id = False
         for place, call_id in ids_in(said.items):
             given = self._calls.get(scope, asked.key("call id", call_id))
             if given is not None and given.program_id != SEVERAL:
                 return _Found(Source.LINEAGE, given.program_id, place + 1)
-            has_known_id = has_known_id or given is not None
         source, found = Source.LINEAGE, self._answerer(asked) if state is None else None
         if found is None and evidence.trace_id is not None:
             source, found = Source.TRACE, self._named.get(scope, digest_of(b"trace", scope, evidence.trace_id))
@@ -286,12 +281,12 @@ class Lineage:
             return _Found(source, found)
         if is_one_of_twins:
             return _Found(is_doubtful=True)
-        return self._by_exchanges(asked)._replace(is_doubtful=has_known_id)
+        return self._by_exchanges(asked)
 
     def _answerer(self, asked: _Asked) -> ProgramId | None:
         """The program that was given the latest answer of a conversation, which its client has cut or added to."""
         said = asked.said
-        place = said.latest_answer()
+        place = next(said.latest_first(), (0, 0))[0]
         given = self._given.get(asked.scope, said.digests[place - 1]) if place else None
         if not place or given is None or said.items[place][0] != "message":
             return None
@@ -311,8 +306,9 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         known, is_latest, latest = 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            question = said.items[max(0, _question_before(said.items, begin))]
-            owners = self._owners(asked, said.items[begin:end], question)
+            nearest = reversed(said.items[max(0, begin - _MOST_TOLD) : begin])
+            questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
+            owners = self._owners(asked, said.items[begin:end], questions)
             if not owners:  # nobody gave this answer, which says nothing
                 is_latest = is_latest and alive is not None
                 continue
@@ -328,7 +324,7 @@ class Lineage:
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
             counts.update(alive.keys())
-            bytes_of.update(dict.fromkeys(alive, len(folded_texts([question, *said.items[begin:end]]))))
+            bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
         if alive is None or len(alive) > 1:
             return _Found()
         program_id, _had = alive.popitem()
@@ -337,19 +333,26 @@ class Lineage:
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
 
-    def _owners(self, asked: _Asked, answer: list[Item], question: Item) -> dict[ProgramId, Question]:
-        """The programs that were given an answer to a question. Parts that nobody was given are left out."""
-        text, call_id = folded_texts([question]), question[1] if question[0] == "result" else ""
+    def _owners(self, asked: _Asked, answer: list[Item], questions: list[Item]) -> dict[ProgramId, Question]:
+        """The programs that were given an answer to questions. Parts that nobody was given are left out."""
+        told = [(folded_texts([each]), each[1] if each[0] == "result" else "") for each in questions]
         owners: dict[ProgramId, Question] | None = None
         for item in answer:
-            known = self._answers.get(asked.scope, _answer_key(asked.start, item))
-            if known is None and item[0] == "call":
-                known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
-            if known is None or known.is_crowded:
-                continue
-            found = known.asked(text, call_id)
-            owners = found if owners is None else {each: had for each, had in owners.items() if each in found}
+            if (found := self._given_to(asked, item, told)) is not None:
+                owners = found if owners is None else {each: had for each, had in owners.items() if each in found}
         return owners or {}
+
+    def _given_to(self, asked: _Asked, item: Item, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question] | None:
+        """The programs that were given a part of an answer to one of some questions; None: nobody is known."""
+        key = _answer_key(asked.start, item)
+        known = self._answers.get(asked.scope, key)
+        if known is None and item[0] == "call":
+            known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
+        if known is None or not known.is_crowded:
+            return known.asked(told) if known is not None else None
+        kept = (self._answers.get(asked.scope, _exchange_key(key, sample_of(text))) for text, _call in told)
+        found = {each: had for one in kept if one and not one.is_crowded for each, had in one.asked(told).items()}
+        return found or None
 
     @staticmethod
     def _new(asked: _Asked, items: list[Item]) -> _Told:
@@ -384,17 +387,19 @@ class Lineage:
         keys = set(told.keys)
         prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
         found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
-        if not found_by and not asked.said.answers:
-            found_by = self._with_another_end(prompts, told.text)
+        if not found_by and not asked.said.answers:  # the template may have another end now
+            ends = [each for each in prompts if each.goes_on_in(told.text)]
+            owners = {each.program_id for each in ends}
+            found_by = owners if len(owners) == 1 and not any(each.is_shared for each in ends) else set()
         if not found_by:
             keys.update(keys_of(asked.scope, asked.system.values))
             text = told.text + asked.system.text
-            answers = {answer for key in keys if (answer := self._written.get(key)) is not None}
+            answers = {key: answer for key in keys if (answer := self._written.get(key)) is not None}
             known = {each.program_id for each in prompts}
             found_by = _owners_in(
                 text,
-                keys,
-                [answer for answer in answers if answer.start == asked.start],
+                answers.keys(),
+                {answer for answer in answers.values() if answer.start == asked.start},
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
@@ -402,19 +407,13 @@ class Lineage:
             return next(iter(found_by)) if len(found_by) == 1 else None
         return self._turns.find(asked.scope, asked.said.items, asked.system.text, self._is_open)
 
-    @staticmethod
-    def _with_another_end(prompts: list[Prompt], text: bytes) -> set[ProgramId]:
-        """The program whose template a text is, with an answer in it and another end; none if several may be."""
-        found = [each for each in prompts if each.goes_on_in(text)]
-        owners = {each.program_id for each in found}
-        return owners if len(owners) == 1 and not any(each.is_shared for each in found) else set()
-
     def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
         """Note what a program tells its model."""
         scope = asked.scope
         for prompt in self._asked.all(told.keys):
-            if prompt.program_id != program_id and not prompt.is_shared and prompt.is_in(told.text):
-                prompt.is_shared = True
+            if prompt.program_id != program_id and not prompt.is_shared:
+                prompt.is_shared = prompt.is_in(told.text)
+                prompt.is_new = prompt.is_new and not prompt.begins(told.text)
         self._told.add(scope, self._examples(asked, told.items))
         if not (told.is_whole and asked.system.is_whole):
             self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
@@ -435,12 +434,12 @@ class Lineage:
 
     def _examples(self, asked: _Asked, items: list[Item]) -> Values:
         """Exchanges of a request with answers that nobody gave: if a model gives one later, it is no evidence."""
-        found = []
-        for place, item in enumerate(items):
-            if item[:2] == ("message", "assistant") and place:
-                key = _answer_key(asked.start, item)
-                if self._answers.get(asked.scope, key) is None:
-                    found.append(_exchange(key, items[place - 1]))
+        said = [
+            (at, _answer_key(asked.start, each))
+            for at, each in enumerate(items)
+            if at and each[:2] == ("message", "assistant")
+        ]
+        found = [_exchange(key, items[at - 1]) for at, key in said if self._answers.get(asked.scope, key) is None]
         return np.array(found[-_MOST_EXCHANGES:], np.uint32)
 
     def _forget_prompt(self, prompt: Prompt) -> None:
@@ -460,9 +459,8 @@ class Lineage:
         text = folded_texts(answer[:1])[:_GIVEN_BYTES] if answer[0][0] == "message" else b""
         if len(text) < SHORT_BYTES:
             return
-        given = self._given.get(scope, prompt)
-        if given is None:
-            given = {}
+        given = self._given.get(scope, prompt) or {}
+        if not given:
             self._given.put(scope, prompt, given)
         if text in given or len(given) < _MOST_GIVEN:
             given[text] = program_id if given.get(text, program_id) == program_id else SEVERAL
@@ -473,10 +471,13 @@ class Lineage:
         assert said is not None  # noqa: S101  see `answered`
         key = _answer_key(start, item)
         if item[0] != "call":
-            asked = said.items[place] if (place := _question_before(said.items, len(said.items))) >= 0 else item
+            asked = next(_told_before(said.items, len(said.items)), item)
             is_example = self._told.has(scope, np.array([_exchange(key, asked)], np.uint32)).any()
             text = "".join(texts_of(item))
-            self._note_text(scope, placed, key, text, None if is_example else placed.question)
+            question = None if is_example else placed.question
+            self._note_text(scope, placed, key, text, question)
+            if question is not None and len(text) < _LONG_CHARACTERS:
+                self._note_text(scope, placed, _exchange_key(key, question.user), "", question)
             self._hand_on(scope, placed, steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
@@ -520,9 +521,10 @@ class Lineage:
             answer = answer_to(placed.start, text)
             self._answers.put(scope, key, answer)
         size = 1 if is_new else answer.size()
+        is_again = program_id in answer.owners
         answer.add(program_id, question)
         is_unknown = self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
-        if is_new and not is_unknown and len(answer.text) >= PIECE:
+        if not is_again and not is_unknown and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told = self._told.has(scope, values).tolist()
             every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
@@ -532,7 +534,7 @@ class Lineage:
                 if not is_own and (not was_told or piece in self._written) and piece not in answer.keys:
                     answer.keys.append(piece)
                     answer.places.append(place)
-            self._written.put(answer.keys, answer)
+                    self._written.put((piece,), answer)
         self._answers.grow(scope, answer.size() - size)
 
 
@@ -543,6 +545,11 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
     return digest_of(start, "answer", "".join(texts_of(item)))
 
 
+def _exchange_key(answer: Digest, user: Sample) -> Digest:
+    """What a short answer is kept by as well, because many programs may be given it: with the user's question."""
+    return digest_of(answer + user.head, "exchange")
+
+
 def _system_of(texts: tuple[str, ...]) -> _System:
     text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
     return _System(text, sample_of(text.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
@@ -551,7 +558,9 @@ def _system_of(texts: tuple[str, ...]) -> _System:
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
 
 
-def _owners_in(text: bytes, keys: set[int], answers: list[GivenAnswer], teller: ProgramId | None) -> set[ProgramId]:
+def _owners_in(
+    text: bytes, keys: Collection[int], answers: Iterable[GivenAnswer], teller: ProgramId | None
+) -> set[ProgramId]:
     """The programs whose models wrote so much of a text that nothing else explains it.
 
     What several programs' models wrote is that one's whose question is in the text, too. Half as much is enough for the
@@ -579,10 +588,7 @@ def _exchange(answer: Digest, question: Item) -> int:
     return int.from_bytes(digest_of(answer, *texts_of(question))[:4])
 
 
-def _question_before(items: list[Item], place: int) -> int:
-    """The place of the message before an answer, which is no answer, and not the system's; -1: there is none."""
-    while place > 0:
-        place -= 1
-        if not is_answer(items[place]) and items[place][:2] != ("message", "system"):
-            return place
-    return -1
+def _told_before(items: list[Item], place: int) -> Iterator[Item]:
+    """What was told before a place, the latest first: neither answers nor system prompts."""
+    before = map(items.__getitem__, reversed(range(place)))
+    return (item for item in before if not is_answer(item) and item[:2] != ("message", "system"))

@@ -47,9 +47,13 @@ def places_of(text: bytes, values: Values) -> list[int]:
     return places
 
 
-def has_all_pieces(text: bytes, keys: list[int]) -> bool:
-    """Whether a folded text has the pieces with these keys."""
-    return bool(np.isin(np.array(keys, np.uint64).astype(np.uint32), _hashes(text)).all())
+def span_of(text: bytes, keys: list[int]) -> tuple[int, int]:
+    """Where the first and the last one of the pieces with these keys begin in a folded text; its end if one is not
+    there."""
+    hashes = _hashes(text)
+    found = (np.flatnonzero(hashes == np.uint32(key & 0xFFFFFFFF)).tolist() for key in keys)
+    places = [next(iter(each), len(text)) for each in found]
+    return min(places), max(places)
 
 
 def _hashes(text: bytes) -> Values:

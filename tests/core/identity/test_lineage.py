@@ -827,3 +827,69 @@ def test_a_template_with_another_end_is_one_program() -> None:
         last = template(city, *step(city), "thought_1: finish now", end="a report")
         assert server.call(last, f"warm in {city}") == program_id
     assert server.call(template("Bonn", *step("Bonn"), "thought_1: finish now", end="a report"), "x") not in known
+
+
+WHICH = "I can help you with that. Could you please provide your user ID and the reservation ID of the flight?"
+
+
+def test_a_task_that_is_nearly_the_same_is_no_evidence() -> None:
+    """In a template, two users ask for the same in nearly the same words, and get the same answer."""
+    server = Server()
+
+    def template(task: str, *steps: str) -> Messages:
+        return prompted("s", "\n".join(["You have tools.", f"Question: {task}", *steps, "Begin! Thought:"]))
+
+    server.call(template("Hi! What is the weather?"), "x")  # so that the template is known
+    tasks = (
+        "Hi! I would like to change my flight reservation, please.",
+        "Hi! I would like to change my flight reservation.",
+    )
+    one, two = (server.call(template(task), WHICH) for task in tasks)
+    later = server.call(template(tasks[1], f"Thought: {WHICH}", "Question: My user ID is sara_silva_7557."), "y")
+    assert one != two
+    assert later != one
+
+
+def test_what_several_models_wrote_is_nobodys() -> None:
+    """A program writes two texts that begin alike, and another program the second one."""
+    welcome = "You're welcome! If you need any more assistance in the future, feel free to reach out to us."
+    server = Server()
+    one = server.call(said("a"), f"{welcome} Have a great trip to Seattle, and safe travels to all of you!")
+    assert (
+        server.call(
+            said("a", f"{welcome} Have a great trip to Seattle, and safe travels to all of you!", "c"),
+            f"{welcome} Bye!",
+        )
+        == one
+    )
+    assert server.call(said("b"), f"{welcome} Bye!") != one
+    assert server.call(prompted("You judge.", f"Thanks.\nAnswer: {welcome} Bye!\nIs it right?"), "yes") != one
+
+
+def test_ids_that_several_programs_were_given_hide_no_text() -> None:
+    """Some models number their calls. All is in one message, as JSON; the answer's text still tells whose it is."""
+    server = Server()
+    call = {"id": "call_0000000001", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    texts = (
+        "I will look for the flight of Ada in all airports of the country, and then for a hotel nearby.",
+        "Bob has asked for the bill of last month, which I am going to find in the folder of the accounts.",
+    )
+    found = [ask(server, said(text[:40]), content=text, tool_calls=[call]) for text in texts]
+    told = [json.dumps([{"role": "assistant", "content": text, "tool_calls": [call]}]) for text in texts]
+    assert [server.call(prompted("s", each), "x") for each in told] == found
+
+
+def test_a_client_may_keep_texts_alone() -> None:
+    """Once a turn is over, its calls and their results are left out, and the answer is a word that all agents say."""
+    server = Server()
+    call = {"id": "chatcmpl-tool-{}", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    questions = [f"Find the file of student number {number}, please." for number in range(100)]
+    found = []
+    for number, question in enumerate(questions):
+        calls = [{**call, "id": f"chatcmpl-tool-{number:016x}"}]
+        found.append(ask(server, said(question), content=None, tool_calls=calls))
+        result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "ok"}
+        messages = [*said(question), {"role": "assistant", "content": None, "tool_calls": calls}, result]
+        assert server.call(messages, "Done.") == found[-1]
+    assert [server.call(said(each, "Done.", "And now?"), "x") for each in questions] == found
+    assert server.call(said("Find the file of another student, please.", "Done.", "And now?"), "x") not in found
