@@ -7,6 +7,7 @@ import operator
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
@@ -105,10 +107,13 @@ class Maker:
         self.calls: list[str] = []
         kinds = [self._sequence, self._parallel, self._function, self._graph, self._map, self._tool, self._loop]
         kinds += [self._fork, self._branch, self._agent, self._retry, self._commands]
+        kinds += [self._subgraphs, self._interrupt, self._fallback]
         if not streams:  # LangChain streams what `assign` adds without waiting for it
             kinds.append(self._assign)
         if is_async:  # on threads a call may end before the next one begins, and then looks like the one before it
-            kinds += [self._gather, self._task_group, self._tasks]
+            kinds += [self._gather, self._task_group, self._tasks, self._as_completed, self._background, self._batch]
+        else:
+            kinds.append(self._thread)
         self._kinds = kinds
 
     def part(self, depth: int) -> Part:
@@ -182,6 +187,15 @@ class Maker:
         again: Any = {"stop_after_attempt": 2, "wait_exponential_jitter": False}
         run = self._calling(RunnableLambda(check) | part.run).with_retry(**again)
         return Part(self._calling(run), part.after, f"retry({part.text})")
+
+    def _fallback(self, depth: int) -> Part:
+        part = self.part(depth)
+
+        def fail(given: Any) -> Any:
+            raise ValueError("it fails before its first call")
+
+        run = RunnableLambda(fail).with_fallbacks([self._calling(part.run)])
+        return Part(self._calling(run), part.after, f"fallback({part.text})")
 
     def _tool(self, depth: int) -> Part:
         made, part = self._asking(depth)
@@ -261,6 +275,47 @@ class Maker:
 
         return _at_once("task group", RunnableLambda(code), parts)
 
+    def _as_completed(self, depth: int) -> Part:
+        parts, last = self._parts(depth), self.part(depth)
+
+        async def code(given: Any) -> Any:
+            runs = [part.run.ainvoke(given) for part in parts]
+            return await last.run.ainvoke([await each for each in asyncio.as_completed(runs)])
+
+        return _joined("as completed", RunnableLambda(code), parts, last)
+
+    def _background(self, depth: int) -> Part:
+        first, second, last = self.part(depth), self.part(depth), self.part(depth)
+
+        async def code(given: Any) -> Any:
+            started = asyncio.create_task(first.run.ainvoke(given))
+            found = await second.run.ainvoke(given)
+            return await last.run.ainvoke([found, await started])
+
+        return _joined("background", RunnableLambda(code), [first, second], last)
+
+    def _batch(self, depth: int) -> Part:
+        parts = self._parts(depth)
+
+        async def choose(asked: tuple[int, Any]) -> Any:
+            return await parts[asked[0]].run.ainvoke(asked[1])
+
+        async def code(given: Any) -> Any:
+            return await RunnableLambda(choose).abatch([(number, given) for number in range(len(parts))])
+
+        return _at_once("batch", RunnableLambda(code), parts)
+
+    def _thread(self, depth: int) -> Part:
+        parts = self._parts(depth)
+
+        def code(given: Any, config: RunnableConfig) -> Any:
+            with ThreadPoolExecutor(1) as pool:
+                for part in parts:
+                    given = pool.submit(part.run.invoke, given, config).result()
+            return given
+
+        return _one_by_one("thread", RunnableLambda(code), parts)
+
     # -- LangGraph
 
     def _node(self, part: Part, *, of_all: bool = False) -> Any:
@@ -283,6 +338,32 @@ class Maker:
             graph.add_node(str(number), self._node(part))
             graph.add_edge(str(number - 1) if number else START, str(number))
         return _one_by_one("graph", self._compiled(graph), parts)
+
+    def _subgraphs(self, depth: int) -> Part:
+        parts, graph = self._parts(depth), StateGraph(Notes)
+        for number, part in enumerate(parts):
+            inner = StateGraph(Notes).add_node("part", self._node(part)).add_edge(START, "part")
+            graph.add_node(str(number), inner.compile())
+            graph.add_edge(str(number - 1) if number else START, str(number))
+        return _one_by_one("subgraphs", self._compiled(graph), parts)
+
+    def _interrupt(self, depth: int) -> Part:
+        parts, graph = self._parts(depth), StateGraph(Notes)
+        for number, part in enumerate(parts):
+            graph.add_node(str(number), self._node(part))
+            graph.add_edge(str(number - 1) if number else START, str(number))
+        stopping = graph.compile(checkpointer=InMemorySaver(), interrupt_before=[str(len(parts) - 1)])
+        config: Any = {"configurable": {"thread_id": "t"}}
+
+        async def code_async(given: Any) -> Any:
+            await stopping.ainvoke({"notes": [given]}, config)
+            return (await stopping.ainvoke(None, config))["notes"][-1]
+
+        def code(given: Any) -> Any:
+            stopping.invoke({"notes": [given]}, config)
+            return stopping.invoke(None, config)["notes"][-1]
+
+        return _one_by_one("interrupt", self._either(code, code_async), parts)
 
     def _fork(self, depth: int) -> Part:
         parts, last, graph = self._parts(depth), self.part(depth), StateGraph(Notes)
