@@ -54,6 +54,8 @@ MUTATIONS: Final = (
     Mutation(_HOST + "call_path", "if call.awaits_account:", "if False:"),
     Mutation(_HOST + "call_path", "undo.callback(endpoint.admission.leave, now_s)", "pass"),
     Mutation(_HOST + "call_path", "if not math.isnan(call.of_program.end_s):", "if False:"),
+    Mutation(_HOST + "call_path", "program.reports.call_left(identity.call_id, now_s, Account(), state)", "pass"),
+    Mutation(_HOST + "scheduler_messages", "program.reports.call_settled(row.identity.call_id, row.account)", "pass"),
     Mutation(_HOST + "backend", "self.sessions.end(row.info)", "pass"),
     Mutation(_HOST + "backend", "self.messages.program_ended(program_id, state)", "pass"),
     Mutation(_HOST + "backend", "self.in_flight.abort(program_id)", "pass"),

@@ -109,6 +109,7 @@ class Witness(ProgramObserver):
 
     def problems(self) -> Iterator[str]:
         """What is wrong when all programs have ended."""
+        yield from self._unlike_graphs()
         for call_id, count in self.arrived.items():
             if count != 1 or len(self.left[call_id]) != 1:
                 yield f"call {call_id} arrived {count} times and left {len(self.left[call_id])} times"
@@ -125,6 +126,17 @@ class Witness(ProgramObserver):
             for row in self.ended[program_id][:1]:
                 if abs(row.account.service_s - sums[program_id]) > 1e-6:
                     yield f"{row.info.name} has {row.account.service_s} s, its calls have {sums[program_id]} s"
+
+    def _unlike_graphs(self) -> Iterator[str]:
+        """Calls whose states and accounts in the graphs of their programs are not those that they left with."""
+        for graph in self.graphs.values():
+            for node in graph.calls:
+                if node.state in (CallState.NAMED, CallState.RUNNING):
+                    yield f"call {node.call_id} is {node.state} in the graph of its program, which has ended"
+                for row, outcome in self.left.get(node.call_id, ()):
+                    if (node.state, node.account) != (outcome, row.account):
+                        shown = f"{node.state} with {node.account}"
+                        yield f"call {node.call_id} left {outcome} with {row.account}, and its graph has {shown}"
 
 
 def at_rest(life: Life) -> Iterator[str]:

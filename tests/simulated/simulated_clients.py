@@ -18,7 +18,18 @@ from simulated_loop import TICK_S
 from simulated_replica import MAX_MODEL_LEN
 
 import weft
-from weft.core.errors import EngineClosedError, ReplicaLostError, ServerError, WeftError
+from weft.core.errors import (
+    ContextLengthError,
+    DeadlineError,
+    EngineClosedError,
+    InvalidRequestError,
+    OverloadedError,
+    ProgramEndedError,
+    ReplicaLostError,
+    ServerError,
+    UnknownModelError,
+    WeftError,
+)
 from weft.core.ids import IdSource
 from weft.engine.models.scripted_model import make_scripted_model
 
@@ -28,6 +39,13 @@ if TYPE_CHECKING:
 MODEL: Final = "simulated"
 LONGEST: Final = 150  # tokens, of a short call and its answer
 HALF: Final = "\N{REPLACEMENT CHARACTER}"
+# What no engine takes, and the error that says so.
+_REFUSED: Final[tuple[tuple[dict[str, Any], type[WeftError]], ...]] = (
+    ({"temperature": -1}, InvalidRequestError),
+    ({"timeout_s": -1}, InvalidRequestError),
+    ({"model": "another"}, UnknownModelError),
+    ({"messages": [{"role": "user", "content": "x" * 2 * MAX_MODEL_LEN}]}, ContextLengthError),
+)
 
 
 class Client:
@@ -47,6 +65,7 @@ class Client:
         self._is_conversation = rng.random() < 0.6
         self._messages: list[dict[str, str]] = []
         self._context_tokens = 0
+        self._odd = random.Random(f"odd {life.seed} {number}")
 
     async def run(self) -> None:
         """Make the program's calls."""
@@ -58,6 +77,9 @@ class Client:
                 for turn in range(rng.randrange(1, 6 if self._is_conversation else 4)):
                     names = [f"{self.name}.{turn}.{each}" for each in range(rng.choice([1, 1, 3]))]
                     tasks = {name: asyncio.ensure_future(self._call(name)) for name in names}
+                    if self._odd.random() < 0.1:
+                        name = f"{self.name}.{turn}.refused"
+                        tasks[name] = asyncio.ensure_future(self._refused(name))
                     self.calls.update(tasks)
                     if rng.random() < 0.1:  # it changes its mind at once
                         for _ in range(rng.randrange(6)):
@@ -123,6 +145,26 @@ class Client:
         note("return", program.program_id, identity.call_id, outcome)
         self.life.world.note(f"{name} {outcome}, {answer.count} tokens")
         self.life.problems += [f"{name} {problem}" for problem in answer.problems(body, is_whole=is_whole)]
+
+    async def _refused(self, name: str) -> None:
+        """Make a call that no engine takes."""
+        program, engine = self.program, self.life.remote or self.life.engine
+        fields, expected = self._odd.choice(_REFUSED)
+        body = random_call(self._odd, name)[0] | fields
+        identity = program.reports.start_call(name)
+        try:
+            if self._odd.random() < 0.5:
+                await engine.chat(body, program, identity)
+            else:
+                async with aclosing(engine.chat_stream(body, program, identity)) as chunks:
+                    await anext(chunks)
+            self.life.problems.append(f"{name} was not refused")
+        except (expected, OverloadedError, ProgramEndedError, DeadlineError, asyncio.CancelledError) as error:
+            self.life.world.note(f"{name} {type(error).__name__}")
+        except BaseException as error:
+            is_end = isinstance(error, EngineClosedError | ServerError) and self.life.wants_shutdown
+            if not is_end:
+                self.life.world.complain(f"{name} ended in an unexpected way", error)
 
 
 def random_call(rng: random.Random, name: str, *, is_short: bool = False) -> tuple[dict[str, Any], str]:

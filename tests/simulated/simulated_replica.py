@@ -279,8 +279,8 @@ class EngineProcess:
         if kind == EngineCoreRequestType.ADD:
             request = Request.from_engine_core_request(message, self._hasher)
             self.scheduler.add_request(request)
-            ledger = self.scheduler._entries[request.request_id].ledger
-            self._new[request.request_id] = is_first = ledger.sequences == 1  # a call with n = 2 is two requests
+            # A call with n = 2 is two requests, and the first may have ended when the second comes.
+            self._new[request.request_id] = is_first = not request.request_id.startswith("1_")
             if is_first:
                 self._tell("attempt", request.request_id)
         elif kind == EngineCoreRequestType.ABORT:
