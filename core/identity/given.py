@@ -91,6 +91,7 @@ class Question(NamedTuple):
     system: Sample  # the system prompt
     before: Digest | None = None  # the answer before that a model gave
     call_id: str = ""  # of the tool call whose result was asked about
+    is_example: bool = False  # a request had it with this answer before any model gave that
 
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
@@ -130,12 +131,13 @@ class GivenAnswer:
             self.is_crowded = True
 
     def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
-        """The programs that were given it as an answer to one of some questions, or to more or less of it.
+        """The programs that were given it as an answer to one of some questions, if that is no client's example.
 
         Args:
             told: The folded texts before the answer, each with the id of the tool call whose result it is, or "".
         """
-        return {each: known for each, known in self.owners.items() if known is not None and known.is_one_of(told)}
+        found = {each: known for each, known in self.owners.items() if known is not None and known.is_one_of(told)}
+        return found if not any(each.is_example for each in found.values()) else {}
 
     def bytes_in(self, text: bytes, found: Collection[int]) -> tuple[int, int]:
         """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has.

@@ -3,8 +3,6 @@
 `docs/explanation/lineage.md` has the rules, in their order. A conversation after an answer is a *state*. An answer with
 the message before it is an *exchange*. All digests begin with the scope of the request's API key, so no key finds
 another one's programs.
-
-`conversations.py` makes the digests, `states.py` follows states, and `recent.py` is the memory that forgets.
 """
 
 from __future__ import annotations
@@ -50,9 +48,8 @@ _DESCRIBED: Final = tuple(each.name for each in dataclasses.fields(Described))
 _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
 _CUT_MARKS: Final = ".,:;!?-\u2013\u2014\u2026".encode()  # behind an answer that a client has cut
-_MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
+_MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at, and items before each of them
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt
-_MOST_TOLD: Final = 8  # items before an answer, that may be its question
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
@@ -306,7 +303,7 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         known, is_latest, latest = 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            nearest = reversed(said.items[max(0, begin - _MOST_TOLD) : begin])
+            nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
             questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
             owners = self._owners(asked, said.items[begin:end], questions)
             if not owners:  # nobody gave this answer, which says nothing
@@ -410,10 +407,10 @@ class Lineage:
     def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
         """Note what a program tells its model."""
         scope = asked.scope
-        for prompt in self._asked.all(told.keys):
-            if prompt.program_id != program_id and not prompt.is_shared:
-                prompt.is_shared = prompt.is_in(told.text)
-                prompt.is_new = prompt.is_new and not prompt.begins(told.text)
+        others = [each for each in self._asked.all(told.keys) if each.program_id != program_id]
+        for prompt in others:
+            prompt.is_shared = prompt.is_shared or prompt.is_in(told.text)
+            prompt.is_new = prompt.is_new and not prompt.begins(told.text)
         self._told.add(scope, self._examples(asked, told.items))
         if not (told.is_whole and asked.system.is_whole):
             self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
@@ -428,6 +425,7 @@ class Lineage:
         if not keys or known is not None:
             return known if known is not None and known.program_id == program_id else None
         prompt = Prompt(asked.start, program_id, sample_of(told.text, PROMPT_BYTES), keys, bool(new))
+        prompt.is_shared = any(prompt.is_in(each.text.head) for each in others)
         self._asked.put(keys, prompt)
         self._prompts.put(scope, digest, prompt)
         return prompt
@@ -474,7 +472,7 @@ class Lineage:
             asked = next(_told_before(said.items, len(said.items)), item)
             is_example = self._told.has(scope, np.array([_exchange(key, asked)], np.uint32)).any()
             text = "".join(texts_of(item))
-            question = None if is_example else placed.question
+            question = placed.question and placed.question._replace(is_example=bool(is_example))
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
                 self._note_text(scope, placed, _exchange_key(key, question.user), "", question)

@@ -850,6 +850,21 @@ def test_a_task_that_is_nearly_the_same_is_no_evidence() -> None:
     assert later != one
 
 
+def test_a_task_of_two_agents_is_no_evidence() -> None:
+    """They get the same task in a template, and the same answer. Their system prompts have the time."""
+    server = Server()
+
+    def template(time: str, *steps: str) -> Messages:
+        return prompted(
+            f"It is {time}.",
+            "\n".join(["You have tools.", "Who was born in the city of Ulm in the year 1879?", *steps, "Begin!"]),
+        )
+
+    found = {server.call(template(f"{minute} past ten"), "look up Ulm") for minute in range(2)}
+    later = [server.call(template(f"{minute} past ten", "look up Ulm", f"{minute}"), "x") for minute in (8, 9)]
+    assert len(found | set(later)) == 4
+
+
 def test_what_several_models_wrote_is_nobodys() -> None:
     """A program writes two texts that begin alike, and another program the second one."""
     welcome = "You're welcome! If you need any more assistance in the future, feel free to reach out to us."
