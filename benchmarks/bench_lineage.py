@@ -8,8 +8,10 @@ one is there. A merge is a program that lineage made of calls of several ones.
 
 from __future__ import annotations
 
+import html
 import json
 import random
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -47,9 +49,22 @@ HABITS = {
     "transcript": "agents in turns get all that was said in one template, each with a system prompt of its own",
     "prefixed": "agents in turns get each message as a user's, behind the speaker's name",
     "examples": "each request has two examples, which other clients ask as well",
+    "cleared": "results of tools are replaced by a note, but for the latest",
+    "renamed": "calls are left out, and their results are a user's texts",
+    "texts": "calls and their results are left out once their turn is over",
+    "whitespace": "each run of white space comes back as one blank",
+    "gateway": "ids of calls are drawn anew for each request, and arguments are written in another form",
+    "alternating": "calls and results are texts, messages of one role are joined, the system prompt is in the first",
+    "dumped": "everything so far is in one message, as JSON",
+    "xml": "everything so far is in one message, as escaped XML",
+    "unformatted": "marks of Markdown are cut out of answers, and quotation marks are other ones",
+    "stamped": "each text of the history has a time in front",
+    "middle": "of more than eight messages, those in the middle are left out",
+    "newest": "only the system prompt and the latest three messages are sent",
     "twins": "each agent runs twice at once, and the model answers both with the same texts and ids of its own",
 }
 _DOCUMENT_WORDS = 120
+_AS_USER = {"tool": "user"}
 _CANNED = ("Here are the files of the repository.", "Ok.")
 Message = dict[str, Any]
 Call = tuple[list[Message], Message | None]  # the messages of a request, and the answer; None: its client leaves
@@ -179,11 +194,80 @@ def _prefixed(prompt: list[Message]) -> list[Message]:
     return [{"role": "system", "content": f"You are member {len(spoken) % 3} of a team."}, *said]
 
 
+def _cleared(prompt: list[Message]) -> list[Message]:
+    last = len(prompt) - 3
+    note = "[Old result of a tool cleared]"
+    return [
+        {**each, "content": note} if each["role"] == "tool" and at < last else each for at, each in enumerate(prompt)
+    ]
+
+
+def _renamed(prompt: list[Message]) -> list[Message]:
+    left = [each for each in prompt if each.get("content") or not each.get("tool_calls")]
+    return [{"role": _AS_USER.get(each["role"], each["role"]), "content": each["content"]} for each in left]
+
+
+def _without_tools(prompt: list[Message]) -> list[Message]:
+    last = max((at for at, each in enumerate(prompt) if each["role"] == "user"), default=0)
+    is_text = [each["role"] != "tool" and not each.get("tool_calls") for each in prompt]
+    return [each for at, each in enumerate(prompt) if at >= last or is_text[at]]
+
+
+def _in_texts(prompt: list[Message], change: Callable[[str], str], *roles: str) -> list[Message]:
+    is_changed = [isinstance(each.get("content"), str) and (not roles or each["role"] in roles) for each in prompt]
+    pairs = zip(prompt, is_changed, strict=True)
+    return [{**each, "content": change(each["content"])} if changes else each for each, changes in pairs]
+
+
+def _through_gateway(prompt: list[Message], rng: random.Random) -> list[Message]:
+    ids: dict[str, str] = {}
+    told = []
+    for each in prompt:
+        calls = [
+            {"id": ids.setdefault(call["id"], _call_id(rng)), "function": _indented(call["function"])}
+            for call in each.get("tool_calls") or ()
+        ]
+        told.append({**each, "tool_calls": calls} if calls else each)
+        if each["role"] == "tool":
+            told[-1] = {**each, "tool_call_id": ids.get(each["tool_call_id"], "")}
+    return told
+
+
+def _indented(function: Message) -> Message:
+    arguments = json.loads(function["arguments"])
+    return {**function, "arguments": json.dumps(dict(reversed(arguments.items())), indent=2)}
+
+
+def _alternating(prompt: list[Message]) -> list[Message]:
+    told = [{**prompt[0], "role": "user"}]
+    for each in map(_as_text, prompt[1:]):
+        if told[-1]["role"] == each["role"]:
+            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{each['content']}"}
+        else:
+            told.append(each)
+    return told
+
+
+def _dumped(prompt: list[Message]) -> list[Message]:
+    text = json.dumps([each for each in prompt if each["role"] != "system"], indent=1)
+    return [prompt[0], {"role": "user", "content": f"The history:\n```json\n{text}\n```\nReply as the assistant."}]
+
+
+def _xml(prompt: list[Message]) -> list[Message]:
+    text = "\n".join(f'<turn speaker="{role}">{html.escape(text)}</turn>' for role, text in _spoken(prompt))
+    return [prompt[0], {"role": "user", "content": f"<history>\n{text}\n</history>\n<instruction>Go on.</instruction>"}]
+
+
+def _unformatted(text: str) -> str:
+    return re.sub("[*_`#]", "", text).replace('"', "\u201d").replace("'", "\u2019")
+
+
 ADDED: dict[str, Callable[[list[Message], random.Random], list[Message]]] = {
     "clock": _clock,
     "clock, traced": _clock,
     "reminder": lambda prompt, rng: _to_newest(prompt, lambda text: f"{text}\n\nDo not forget: {_call_id(rng)}."),
     "retrieved": lambda prompt, rng: _to_newest(prompt, lambda text: f"Context:\n{_document(rng)}\n\n{text}"),
+    "gateway": _through_gateway,
 }
 WRITTEN: dict[str, Callable[[list[Message]], list[Message]]] = {
     "dropped": _dropped,
@@ -194,6 +278,17 @@ WRITTEN: dict[str, Callable[[list[Message]], list[Message]]] = {
     "react": _react,
     "transcript": _transcript,
     "prefixed": _prefixed,
+    "cleared": _cleared,
+    "renamed": _renamed,
+    "texts": _without_tools,
+    "whitespace": lambda prompt: _in_texts(prompt, lambda text: " ".join(text.split())),
+    "alternating": _alternating,
+    "dumped": _dumped,
+    "xml": _xml,
+    "unformatted": lambda prompt: _in_texts(prompt, _unformatted, "assistant"),
+    "stamped": lambda prompt: _in_texts(prompt, lambda text: f"[10:{len(text) % 60:02}] {text}", "user", "assistant"),
+    "middle": lambda prompt: [*prompt[:3], *prompt[-3:]] if len(prompt) > 8 else prompt,
+    "newest": lambda prompt: [prompt[0], *prompt[-3:]] if len(prompt) > 4 else prompt,
 }
 
 
