@@ -250,13 +250,7 @@ class EvictionOrder:
         """The rank of a leaf, or of a block as the leaf that it would be: that of its best contexts."""
         of = leaf or block
         return rank_of(
-            self._policy,
-            self._memory,
-            of.contexts,
-            now_s,
-            used_s=of.used_s,
-            is_common=of.is_common,
-            depth=block.depth,
+            self._policy, self._memory, of.contexts, now_s, used_s=of.used_s, is_common=of.is_common, depth=block.depth
         )
 
     @property

@@ -51,11 +51,7 @@ def short_pause_s(context: Context) -> float:
 
 
 def contexts_to_fetch(
-    contexts: Iterable[Expected[T]],
-    *,
-    room_tokens: float,
-    copy_token_s: float,
-    lead_s: float = LEAD_S,
+    contexts: Iterable[Expected[T]], *, room_tokens: float, copy_token_s: float, lead_s: float = LEAD_S
 ) -> list[T]:
     """The contexts to copy back now, in the order in which they are needed.
 

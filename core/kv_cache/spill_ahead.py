@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from typing import Final
 
-STEP_BYTES: Final = 32 << 20  # that one step copies out ahead of need, which takes a few milliseconds
+from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
+from weft.core.prediction import KnownTime
+
+_STEP_BYTES: Final = 32 << 20  # that one step waits for, a few milliseconds
+_BESIDE_BYTES: Final = 256 << 20  # as much as a step computes of a prompt: less would fall behind
 MOST_LEFT: Final = 64  # contexts of ended programs that are yet to be copied; the device soon evicts older ones
 _AMPLE: Final = 0.25  # of the KV cache: while so much is of use to nobody, nothing is copied ahead of need
+
+
+def most_bytes(*, beside: bool) -> int:
+    """The most that one step copies out ahead of need.
+
+    Args:
+        beside: Whether the copies run beside the steps.
+    """
+    return _BESIDE_BYTES if beside else _STEP_BYTES
+
+
+def copies_prompt(policy: KvPolicy, tokens: int, memory: Memory, now_s: float) -> bool:
+    """Whether a running call's prompt is copied out beside the steps as soon as it is computed. The step after a call's
+    end may evict what it leaves, and would have to wait for all of its copy.
+
+    Args:
+        tokens: Of its context.
+    """
+    context = Context(None, "", now_s, KnownTime(0.0), tokens)
+    return policy.decide(context, memory, now_s).action is Action.SPILL
 
 
 def is_short(of_nobody: float, step: float, capacity: float) -> bool:

@@ -320,13 +320,7 @@ class SimReplica:
         victims = self.policy.victims(
             [call for call in batch.ranks if not (call.resumed and call in batch.chunks)],
             free_slots,
-            room=SimRoom(
-                self._kv,
-                free_tokens,
-                batch.steps,
-                tokens,
-                self._settings,
-            ),
+            room=SimRoom(self._kv, free_tokens, batch.steps, tokens, self._settings),
         )
         self._shares = tokens.divide()
         for call in victims:

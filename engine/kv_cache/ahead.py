@@ -8,26 +8,15 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from weft.core.kv_cache.fetch_ahead import (
-    EVERY_S,
-    LEAD_S,
-    SHARE,
-    STEP_BYTES,
-    WATERMARK,
-    contexts_to_fetch,
-    expect,
-    is_likely,
-    short_pause_s,
-)
+from weft.core.kv_cache import fetch_ahead, spill_ahead
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.prefix_tree import Block, path
 from weft.core.kv_cache.retention import RunningCall, TieredRetention
-from weft.core.kv_cache.spill_ahead import STEP_BYTES as SPILL_STEP_BYTES
-from weft.core.kv_cache.spill_ahead import is_short
+from weft.core.prediction import KnownTime
 from weft.engine.kv_cache.store import HostStore
-from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request, make_block_hash_with_group_id
 
-_MOVING: Final = 16  # times as much as else a step copies, beside it, if another replica waits for it
+_MOVING: Final = 2  # times as much as else a step copies, beside it, if another replica waits for it
 
 
 class Spills:
@@ -59,8 +48,9 @@ class Spills:
         self._gone: list[Hashable] = []  # that vLLM has evicted, and nobody knows yet
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
         self._is_short = False
-        self._step_blocks = max(1, int(SPILL_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self._copied_from: dict[int, Any] = {}  # by block that is copied out beside steps: its hash
+        self.computing: dict[str, Request] = {}  # running calls whose prompts are copied once they are computed
+        self.prompts: dict[str, Context] = {}  # what host memory has of them, until they leave
 
     def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
         """Have vLLM tell when it gives these blocks away. A call that is about to be freed has them."""
@@ -92,15 +82,17 @@ class Spills:
                 retention.copied(context)
                 has_copied = True
         of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
-        self._is_short = is_short(of_nobody, most_blocks, len(self._pool.blocks))
-        left = self._step_blocks - len(store.spilling)
-        most_moving = max(1, left, _MOVING * self._step_blocks if store.copies_beside else 0)
-        has_copied |= self._spill(retention.moving, most_moving)
+        self._is_short = spill_ahead.is_short(of_nobody, most_blocks, len(self._pool.blocks))
+        most_tokens = spill_ahead.most_bytes(beside=store.copies_beside) / store.choice.token_bytes
+        most = max(1, int(most_tokens / store.block_tokens))
+        left = most - len(store.spilling)
+        has_copied |= self._spill(retention.moving, max(1, left, _MOVING * most if store.copies_beside else 0))
         if self._is_short:
             has_copied |= self._spill(retention.spills, left)
+            self._spill_prompts(most)
         if retention.left and not (retention.spills and self._is_short) and not store.spilling:
             context, chain = next(iter(retention.left.items()))
-            blocks = self._to_copy(chain, self._step_blocks)
+            blocks = self._to_copy(chain, most)
             if not (blocks and self._keep(context, chain[: max(blocks) + 1], blocks)) or max(blocks) + 1 == len(chain):
                 del retention.left[context]
         return has_copied
@@ -129,20 +121,38 @@ class Spills:
                 self._copying.append((store.next_plan, context))
         return has_copied
 
+    def _spill_prompts(self, most: int) -> None:
+        """Plan copies of the prompts that are computed, at most `most` blocks beside one step."""
+        store, policy = self._store, self._retention.policy
+        for key, request in list(self.computing.items()):
+            if (left := most - len(store.spilling)) <= 0:
+                return
+            if request.is_prefill_chunk:
+                continue
+            tokens = request.num_computed_tokens  # those of the step that runs are there when the copies begin
+            chain = request.block_hashes[: tokens // store.block_tokens]
+            blocks = self._to_copy(chain, left)
+            pays = spill_ahead.copies_prompt(policy, tokens, self._retention.memory, store.now_s)
+            if pays and blocks and tokens >= store.choice.min_tokens:
+                context = self.prompts.setdefault(key, Context(("prompt", key), "", store.now_s, KnownTime(0.0)))
+                if self._keep(context, chain[: max(blocks) + 1], blocks) and len(blocks) == left:
+                    return  # the rest follows in the next step
+            del self.computing[key]
+
     def is_moving(self, program: Hashable) -> bool:
         """Whether contexts of a program are to be copied for another replica, or any of its are being copied."""
         return any(each.program == program for each in (*self._retention.moving, *(each for _, each in self._copying)))
 
-    def _to_copy(self, chain: Sequence[Hashable], most: int) -> dict[int, int]:
+    def _to_copy(self, chain: Sequence[Any], most: int) -> dict[int, int]:
         """The next blocks of a chain that the device has and host memory lacks, by index, at most `most` of them."""
         blocks: dict[int, int] = {}
         for index, key in enumerate(chain):
             if key in self._store.tier.slots:
                 continue
-            block = self._block_of(key) if len(blocks) < most else None
-            if block is None:
+            found = self._pool.get_cached_block(key, [0]) if len(blocks) < most else None
+            if not found:
                 break
-            blocks[index] = block.block_id
+            blocks[index] = found[0].block_id
         return blocks
 
     def _keep(self, context: Context, chain: Sequence[Hashable], blocks: dict[int, int]) -> bool:
@@ -223,7 +233,7 @@ class Spills:
 
 
 _MOST_WAITS: Final = 3  # for copies beside steps by one call, before it starts with what is there
-_MANY: Final = 100  # contexts that are asked every EVERY_S; more are not asked as often
+_MANY: Final = 100  # contexts that are asked every `EVERY_S`; more are not asked as often
 _ASK_S: Final = 1.0  # so often a context is asked when it is due, though nothing happens
 
 
@@ -273,7 +283,7 @@ class Fetches:
         self._waits: dict[str, list[int]] = {}  # by call: the plans that it has waited for, and does
         self._brought: dict[str, list[tuple[Hashable, KVCacheBlock]]] = {}  # by call: what came for it
         self._next_s = -math.inf
-        self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self._step_blocks = max(1, int(fetch_ahead.STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self._idle_until_s = -math.inf  # until then nothing is due that has room, unless something changes
         self.looks = False  # whether something has changed since the last look
 
@@ -298,14 +308,14 @@ class Fetches:
         if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
             return False
         has_changed, self.looks = self.looks, False
-        self._next_s = now_s + EVERY_S
+        self._next_s = now_s + fetch_ahead.EVERY_S
         copy_token_s = self._store.copy_token_s
         if not self._store.tier.slots or copy_token_s == math.inf:
             return False
         if not has_changed and now_s < self._idle_until_s:
             return False
         left = min(self._step_blocks, self._pool.get_num_free_blocks() - self._spared(most_blocks))
-        for context in self._due(running, copy_token_s, LEAD_S if not is_idle else math.inf):
+        for context in self._due(running, copy_token_s, fetch_ahead.LEAD_S if not is_idle else math.inf):
             if left <= 0:
                 break
             left -= self._fetch(context, left)
@@ -318,7 +328,7 @@ class Fetches:
             self._drop(ahead)
 
     def _spared(self, most_blocks: int) -> int:
-        return most_blocks + 1 + len(self._pool.blocks) // WATERMARK
+        return most_blocks + 1 + len(self._pool.blocks) // fetch_ahead.WATERMARK
 
     def let_go(self) -> None:
         """Give back the blocks of all fetches under way, as if there had been none."""
@@ -403,17 +413,17 @@ class Fetches:
         busy = {call.program for call in running}
         memory = retention.memory
         contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
-        self._next_s = now_s + min(EVERY_S * max(1.0, len(contexts) / _MANY), _ASK_S)
-        missing = [each for each in contexts if each.host_tokens > each.tokens and is_likely(each)]
+        self._next_s = now_s + min(fetch_ahead.EVERY_S * max(1.0, len(contexts) / _MANY), _ASK_S)
+        missing = [each for each in contexts if each.host_tokens > each.tokens and fetch_ahead.is_likely(each)]
         due = [each for each in missing if self._may_be_due(each, copy_token_s, lead_s)]
         soon_s = min((each.ask_s for each in missing if each.ask_s > now_s), default=math.inf)
         self._idle_until_s = min(soon_s, now_s + _ASK_S)
         if not due:
             return []
-        expected = [expect(context, memory, now_s) for context in contexts]
+        expected = [fetch_ahead.expect(context, memory, now_s) for context in contexts]
         capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
-        room_tokens = SHARE * capacity - memory.running_tokens
-        found = contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
+        room = fetch_ahead.SHARE * capacity - memory.running_tokens
+        found = fetch_ahead.contexts_to_fetch(expected, room_tokens=room, copy_token_s=copy_token_s, lead_s=lead_s)
         if found:
             self._idle_until_s = -math.inf
         return found
@@ -429,7 +439,7 @@ class Fetches:
             return False
         copy_s = (context.host_tokens - context.tokens) * copy_token_s
         early_s = context.expected_s(self._retention.memory, now_s) - copy_s - lead_s
-        context.ask_s = now_s + min(early_s, short_pause_s(context) - context.elapsed_s(now_s), _ASK_S)
+        context.ask_s = now_s + min(early_s, fetch_ahead.short_pause_s(context) - context.elapsed_s(now_s), _ASK_S)
         return context.ask_s <= now_s
 
     def _fetch(self, context: Context, most: int) -> int:

@@ -49,16 +49,8 @@ class KvOrder:
     def call_began(
         self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float, *, level: int = 0
     ) -> None:
-        """A call starts to run, or runs again, and has found `found_tokens` of its tokens in the cache.
-
-        Args:
-            request: vLLM's request.
-            program: The call's program, with its `name`.
-            name: As the client sent it; may be empty.
-            found_tokens: In vLLM's cache or in host memory.
-            now_s: The time.
-            level: Of the queue in which it has waited.
-        """
+        """A call starts to run, or runs again, and has found `found_tokens` of its tokens in vLLM's cache or in host
+        memory. The program's name may be empty. `level` is that of the queue in which it has waited."""
 
     def call_left(self, call: CallKv, now_s: float) -> None:
         """A call leaves for good, and vLLM is about to free its blocks. If it waited, it may have none."""
@@ -70,15 +62,8 @@ class KvOrder:
         """Something has happened in a program between two calls, or it has ended."""
 
     def spill(self, program: Hashable, *, begins: bool) -> bool:
-        """A program goes on on another replica, which reads this one's host memory.
-
-        Args:
-            program: The program.
-            begins: Whether to have its contexts copied there now. Otherwise it only asks.
-
-        Returns:
-            Whether contexts of it are being copied.
-        """
+        """A program goes on on another replica, which reads this one's host memory. With `begins` its contexts are to
+        be copied there now. Returns whether contexts of it are being copied."""
         del program, begins
         return False
 
@@ -86,14 +71,9 @@ class KvOrder:
         """Computing a prompt token takes `token_s` seconds."""
 
     def loads_beside(self, request: Request, found_tokens: int, spared_blocks: int, now_s: float) -> bool:
-        """A call is about to start. Whether it waits instead, while its KV comes from host memory beside the steps.
-
-        Args:
-            request: vLLM's request.
-            found_tokens: In vLLM's cache, in full blocks.
-            spared_blocks: The free blocks that the call and those that run will take besides.
-            now_s: The time.
-        """
+        """A call is about to start, and finds so much in vLLM's cache, in full blocks. Whether it waits instead, while
+        the rest of its KV comes from host memory beside the steps. The calls that run, and it, will take
+        `spared_blocks` free blocks besides."""
         del request, found_tokens, spared_blocks, now_s
         return False
 

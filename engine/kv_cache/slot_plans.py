@@ -31,8 +31,9 @@ class SwapBatch:
 class SwapPlan:
     """What the workers copy with one step: first out, before anything is written, then in, before the model runs.
 
-    `spill` and `fetch` are copied beside the step and those after it, in the order of the plans. No step uses what they
-    write, or overwrites what they read, before their report is there, or else its plan says that it waits for them.
+    `spill` and `fetch` are copied beside the step and those after it, each in the order of the plans, and both at once.
+    No step uses what they write, or overwrites what they read, before their report is there, or else its plan says that
+    it waits for them.
     """
 
     out: SwapBatch = field(default_factory=SwapBatch)

@@ -17,14 +17,7 @@ from weft.core.kv_cache.contexts import MOST_TURNS, NEXT_TURNS
 from weft.core.kv_cache.eviction_order import LEAST_MOVED, Rotation
 from weft.core.kv_cache.policies import KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block
-from weft.core.kv_cache.retention import (
-    CallAnnounced,
-    KvEvent,
-    ProgramGone,
-    Retention,
-    RunningCall,
-    TieredRetention,
-)
+from weft.core.kv_cache.retention import CallAnnounced, KvEvent, ProgramGone, Retention, RunningCall, TieredRetention
 from weft.core.kv_cache.stats import ToolStats
 from weft.core.policies.steps import StepCosts
 from weft.engine.kv_cache.ahead import Fetches, Spills
@@ -437,14 +430,22 @@ class TieredHold(SoftHold):
     ) -> None:
         super().call_began(request, program, name, found_tokens, now_s, level=level)
         self._fetches.call_began(request.request_id)
+        if self._store.copies_beside:
+            self._spills.computing[request.request_id] = request
 
     def call_left(self, call: CallKv, now_s: float) -> None:
         super().call_left(call, now_s)
-        self._fetches.call_left(call.request.request_id)
+        self._fetches.call_left(key := call.request.request_id)
+        self._spills.computing.pop(key, None)
+        if key in self._spills.prompts:  # what the call has left has these blocks now
+            self._store.tier.drop(self._spills.prompts.pop(key))
         self._fetches.looks = True  # there is more room
 
     def call_preempted(self, call: CallKv, now_s: float) -> None:
         super().call_preempted(call, now_s)
+        self._spills.computing.pop(key := call.request.request_id, None)
+        if key in self._spills.prompts:
+            self._store.tier.drop(self._spills.prompts.pop(key))
         self._fetches.looks = True
 
     def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:

@@ -46,10 +46,10 @@ class SwapWorker:
             self.pool = shared.own_pool(layout, layout_digest(caches))
         else:
             self.pool = HostPool(slots, layout.slot_bytes, pinned=layout.device.type == "cuda")
-        self._swapper = self._beside = Swapper(layout, self.pool)
+        self._swapper = self._beside_out = self._beside_in = Swapper(layout, self.pool)
         self.copies_beside = layout.device.type == "cuda"  # a CPU computes steps with the cores that copy
-        if self.copies_beside:  # what a step waits for is not queued behind what none waits for
-            self._beside = Swapper(layout, self.pool)
+        if self.copies_beside:  # what a step waits for is not queued behind what none waits for, nor in behind out
+            self._beside_out, self._beside_in = Swapper(layout, self.pool), Swapper(layout, self.pool)
         self._running: deque[tuple[Executed, list[Transfer]]] = deque()  # copies beside steps, by plan
         self._lost: set[int] = set()  # slots whose copy out failed
         self._log = get_logger()
@@ -68,8 +68,8 @@ class SwapWorker:
                     transfer.wait()
         lost, _ = self._out(self._swapper, plan.out)
         if plan.spill.slots or plan.fetch.slots:
-            not_spilled, out = self._out(self._beside, plan.spill, beside_compute=True)
-            _, unread, refused, into = self._in(self._beside, [plan.fetch], beside_compute=True)
+            not_spilled, out = self._out(self._beside_out, plan.spill, beside_compute=True)
+            _, unread, refused, into = self._in(self._beside_in, [plan.fetch], beside_compute=True)
             executed = Executed(plan.number, tuple(not_spilled), tuple(unread), tuple(refused))
             self._running.append((executed, out + into))
         return lost

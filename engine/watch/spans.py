@@ -31,15 +31,7 @@ from weft.core.accounts import Account
 from weft.core.errors import WeftError
 from weft.core.ids import CallId, ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_rows import (
-    Answer,
-    CallIdentity,
-    CallRow,
-    ProgramInfo,
-    ProgramRow,
-    ProgramState,
-    RunningTool,
-)
+from weft.core.process_rows import Answer, CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
 from weft.core.process_table import KEEP_TOOLS
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver

@@ -11,7 +11,7 @@ import os
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -71,7 +71,7 @@ class _Beside:
     """What a plan copies beside steps."""
 
     plan: SwapPlan
-    is_done: bool = False
+    left: set[str] = field(default_factory=lambda: {"out", "in"})  # what is not copied yet
     lost: set[int] = field(default_factory=set)
     unread: set[int] = field(default_factory=set)
 
@@ -166,21 +166,26 @@ class FakeWorker:
         return unread, invalid
 
     def run_beside(self) -> None:
-        """Some time passes, in which copies beside steps go on in their order."""
+        """Some time passes, in which copies beside steps go on, those out and those in each in their order."""
         rng = self.copies_beside
-        while rng is not None and rng.random() < 0.4 and (left := [each for each in self._beside if not each.is_done]):
-            self._copy_beside(left[0].plan.number)
+        while rng is not None and rng.random() < 0.6 and (left := [each for each in self._beside if each.left]):
+            ways = [way for way in ("out", "in") if any(way in each.left for each in left)]
+            way = ways[int(rng.random() * len(ways))]
+            self._copy_beside(next(each.plan.number for each in left if way in each.left), (way,))
 
-    def _copy_beside(self, number: int) -> None:
+    def _copy_beside(self, number: int, ways: Sequence[str] = ("in", "out")) -> None:
         for each in self._beside:
-            if each.plan.number <= number and not each.is_done:
-                each.lost, (each.unread, _) = self._out(each.plan.spill), self._in(each.plan.fetch)
-                each.is_done = True
+            for way in [way for way in ways if way in each.left and each.plan.number <= number]:
+                each.left.remove(way)
+                if way == "out":
+                    each.lost = self._out(each.plan.spill)
+                else:
+                    each.unread, _ = self._in(each.plan.fetch)
 
     def _take_done(self, *, all_of_them: bool) -> tuple[Executed, ...]:
         """The reports of copies that are done. A worker may see later that one is."""
         done, rng = list[Executed](), self.copies_beside
-        while self._beside and self._beside[0].is_done and (all_of_them or rng is None or rng.random() < 0.7):
+        while self._beside and not self._beside[0].left and (all_of_them or rng is None or rng.random() < 0.7):
             each = self._beside.popleft()
             done.append(Executed(each.plan.number, tuple(each.lost), tuple(each.unread)))
         return tuple(done)
@@ -188,7 +193,7 @@ class FakeWorker:
     @property
     def fetching(self) -> list[int]:
         """The blocks that copies beside steps will write."""
-        return [block for each in self._beside if not each.is_done for block in each.plan.fetch.blocks]
+        return [block for each in self._beside if "in" in each.left for block in each.plan.fetch.blocks]
 
     def content(self, block: int) -> list[int | None]:
         """The tokens whose KV a block of the device holds."""

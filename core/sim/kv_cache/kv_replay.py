@@ -235,10 +235,7 @@ def replay_belady(
 
 
 def replay_all(
-    programs: Sequence[TraceProgram],
-    settings: SimSettings,
-    *,
-    progress: Callable[[float], object] | None = None,
+    programs: Sequence[TraceProgram], settings: SimSettings, *, progress: Callable[[float], object] | None = None
 ) -> list[ReplayResult]:
     """Play the programs' accesses against Bélády's rule, every KV policy, and next-use with known times, in this order.
 

@@ -1,8 +1,8 @@
 """A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.soft_hold`).
 
 What a step overwrites is copied out before it. While it runs, copies ahead of need are planned. They are made beside
-the next step and those after it, one after another, and so is that of a call that waits for its context. Where copies
-cannot run beside steps, all of them are a part of their step.
+the next step and those after it, one after another each way, and so is that of a call that waits for its context. Where
+copies cannot run beside steps, all of them are a part of their step.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ class TieredKvCache(PolicyKvCache):
         self._host: HostMemory = host
         self._counts = counts
         self._fetches_ahead = settings.fetches_ahead
-        self._spill_tokens = self._whole_blocks(spill_ahead.STEP_BYTES / settings.kv_token_bytes)  # in one step
+        self._is_beside = is_beside = settings.copies_beside
+        self._spill_tokens = self._whole_blocks(spill_ahead.most_bytes(beside=is_beside) / settings.kv_token_bytes)
         self._fetch_tokens = self._whole_blocks(fetch_ahead.STEP_BYTES / settings.kv_token_bytes)
-        self._is_beside = settings.copies_beside
         self._token_s = settings.timing.copy_token_s
-        self._until_s = 0.0  # when the last copy beside steps is done
+        self._until_s = {"in": 0.0, "out": 0.0}  # when the last copy beside steps is done, each way
         self._wait_until_s = 0.0  # for which of them the next step waits
         self._seen: dict[Context, tuple[int, int]] = {}  # its tokens, and the changes of host memory when that was seen
-        self._spills: dict[Context, None] = {}  # to be copied to host memory
+        self._spills: dict[Context | SimCall, None] = {}  # to be copied to host memory
+        self._computing: dict[SimCall, None] = {}  # running calls whose prompts are copied once they are computed
         self._left: dict[SimCall, None] = {}  # of ended programs, to be copied when nothing else is
-        self._planned: dict[Context, int] = {}  # of these, beside the next step: tokens
-        self._going_out: dict[Context, tuple[float, int]] = {}  # beside steps: until when, and tokens
+        self._planned: dict[Context | SimCall, int] = {}  # of these, beside the next step: tokens
+        self._going_out: dict[Context | SimCall, tuple[float, int]] = {}  # beside steps: until when, and tokens
         self._spilling: deque[tuple[int, Context]] = deque()  # with the number of the step that completes them
         self._fetches: dict[Context, _Fetch] = {}
         self._running: Counter[int] = Counter()  # calls by the number of their program
@@ -93,21 +94,21 @@ class TieredKvCache(PolicyKvCache):
         for fetch in self._fetches.values():
             if fetch.done_s is None:
                 self._counts.fetched += fetch.own.tokens
-                fetch.done_s = self._copy(fetch.own.tokens)
+                fetch.done_s = self._copy("in", fetch.own.tokens)
         copied, self._copied = self._copied, 0
         return copied
 
-    def _copy(self, tokens: int) -> float:
+    def _copy(self, way: str, tokens: int) -> float:
         """Copy beside steps, or in the next one. Returns when that is done, which with a step is when it ends."""
         if not self._is_beside:
             self._copied += tokens
             return self._now_s
-        self._until_s = max(self._until_s, self._now_s) + tokens * self._token_s
-        return self._until_s
+        self._until_s[way] = max(self._until_s[way], self._now_s) + tokens * self._token_s
+        return self._until_s[way]
 
     def _begin_spills(self) -> None:
-        for context, tokens in self._planned.items():
-            self._going_out[context] = self._copy(tokens), tokens
+        for each, tokens in self._planned.items():
+            self._going_out[each] = self._copy("out", tokens), tokens
         self._planned.clear()
 
     def even_steps(self, copied_tokens: int) -> float:
@@ -118,7 +119,8 @@ class TieredKvCache(PolicyKvCache):
             return math.inf
         if self._fetches or not copied_tokens == self._copied == self._spill_tokens:
             return 1
-        left = sum(self._missing(context) for context in self._spills) if self._is_short else 0
+        parts = map(self._to_copy, self._spills if self._is_short else ())
+        left = sum(end - begin for _, begin, end in parts)
         return 2 + left // self._spill_tokens
 
     def steps_ended(self, steps: int) -> None:
@@ -136,6 +138,8 @@ class TieredKvCache(PolicyKvCache):
         others = self._runs
         self._running[call.owner.number] += 1
         self._runs += 1
+        if self._is_beside:
+            self._computing[call] = None
         tokens = max(hit, self._host.held(call, hit))
         wait_s = 0.0
         if call.elsewhere is not None and (held := call.elsewhere.host.held(call, tokens)) > tokens:
@@ -143,14 +147,14 @@ class TieredKvCache(PolicyKvCache):
         self._counts.fetched += tokens - hit
         if tokens > hit and self._is_beside and fetch_ahead.loads_beside(others):
             self._begin_spills()
-            return tokens, max(wait_s, self._copy(tokens - hit) - self._now_s)
+            return tokens, max(wait_s, self._copy("in", tokens - hit) - self._now_s)
         self._copied += tokens - hit
         return tokens, wait_s
 
     def move_out(self, call: SimCall) -> KvElsewhere:
         begin, end = self._host.held(call), self.find(call.prefixes())[1]
         copied = self._spill(call, begin, end) if end > begin else 0
-        return KvElsewhere(self._host, self._copy(copied))
+        return KvElsewhere(self._host, self._copy("out", copied))
 
     def save(self, call: SimCall, tokens: int) -> int:
         return self._host.keep(call, 0, tokens)
@@ -164,6 +168,8 @@ class TieredKvCache(PolicyKvCache):
         super().call_preempted(call, segment)
 
     def _stopped(self, call: SimCall) -> None:
+        self._computing.pop(call, None)
+        self._spills.pop(call, None)
         self._runs -= 1
         self._running[call.owner.number] -= 1
         if not self._running[call.owner.number]:
@@ -209,10 +215,12 @@ class TieredKvCache(PolicyKvCache):
     def _give_away(self, leaf: Segment, begin: int) -> None:
         """Copy out what the step overwrites of the contexts that host memory has not."""
         for context in self._contexts.ending_in(leaf):
-            self._copied += self._planned.pop(context, 0)  # before the step
-            self._wait_until_s = max(self._wait_until_s, self._going_out.get(context, (0.0, 0))[0])
+            call = self._contexts.call_of[context]
+            for each in (call, context):
+                self._copied += self._planned.pop(each, 0)  # before the step
+                self._wait_until_s = max(self._wait_until_s, self._going_out.get(each, (0.0, 0))[0])
             if not context.on_host:
-                self._copied += self._spill(self._contexts.call_of[context], begin, leaf.end)
+                self._copied += self._spill(call, begin, leaf.end)
                 self._see_host(context)
 
     def _spill(self, call: SimCall, begin: int, end: int) -> int:
@@ -221,20 +229,26 @@ class TieredKvCache(PolicyKvCache):
         return copied
 
     def _plan(self, most_tokens: Callable[[], int]) -> None:
-        for context in [each for each, (done_s, _) in self._going_out.items() if done_s <= self._now_s]:
-            del self._going_out[context]
+        for gone in [each for each, (done_s, _) in self._going_out.items() if done_s <= self._now_s]:
+            del self._going_out[gone]
         while self._spilling and self._spilling[0][0] < self._steps and self._spilling[0][1] not in self._going_out:
             context = self._spilling.popleft()[1]
             if context in self._contexts.call_of:
                 self._see_host(context)
                 self.changed(context)
+        for call in [each for each in self._computing if not each.prefill_left]:
+            del self._computing[call]
+            if spill_ahead.copies_prompt(
+                self._contexts.policy, call.context_tokens, self._contexts.memory, self._now_s
+            ):
+                self._spills[call] = None
         if self._spills:
             ample = spill_ahead.ample(most_tokens(), self.capacity)
             self._is_short = self._contexts.need_more_than(self.free - ample)
             if self._is_short:
                 under_way = sum(tokens for _, tokens in self._going_out.values())
                 self._spill_ahead(self._spill_tokens - under_way)
-        if self._left and self._now_s >= self._until_s and not self._planned:
+        if self._left and self._now_s >= self._until_s["out"] and not self._planned:
             self._spill_left()
         self._let_go_if_short(most_tokens)
         if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
@@ -250,23 +264,26 @@ class TieredKvCache(PolicyKvCache):
         while self._spills and most > 0:
             most -= self._spill_part(next(iter(self._spills)), most)
 
-    def _missing(self, context: Context) -> int:
-        """The tokens of a context that are to be copied."""
-        return context.tokens - self._host.held(self._contexts.call_of[context])
+    def _to_copy(self, each: Context | SimCall) -> tuple[SimCall, int, int]:
+        """The tokens of a context or of a running call that are to be copied: whose, and from where to where."""
+        if isinstance(each, SimCall):  # the KV of its last token is not there yet
+            return each, self._host.held(each), (each.context_tokens - 1) // self._block_tokens * self._block_tokens
+        call = self._contexts.call_of[each]
+        return call, self._host.held(call), each.tokens
 
-    def _spill_part(self, context: Context, most: int) -> int:
-        """Copy the next tokens of a context, at most `most`. Returns how many are copied."""
-        call = self._contexts.call_of[context]
-        begin = self._host.held(call)
-        end = min(context.tokens, begin + most)
+    def _spill_part(self, each: Context | SimCall, most: int) -> int:
+        """Copy the next tokens of a context or a running call, at most `most`. Returns how many are copied."""
+        call, begin, all_of_it = self._to_copy(each)
+        end = min(all_of_it, begin + most)
         copied = self._spill(call, begin, end) if end > begin else 0
         if self._is_beside and copied:
-            self._planned[context] = self._planned.get(context, 0) + copied
+            self._planned[each] = self._planned.get(each, 0) + copied
         else:
             self._copied += copied
-        if end >= context.tokens or not copied:  # or there is no room
-            del self._spills[context]
-            self._spilling.append((self._steps + 1, context))
+        if end >= all_of_it or not copied:  # or there is no room
+            del self._spills[each]
+            if isinstance(each, Context):
+                self._spilling.append((self._steps + 1, each))
         return max(self._block_tokens, copied)
 
     def _spill_left(self) -> None:
@@ -274,7 +291,7 @@ class TieredKvCache(PolicyKvCache):
         call = next(iter(self._left))
         begin, end = self._host.held(call), self.find(call.prefixes())[1]
         copied = self._spill(call, begin, min(end, begin + self._spill_tokens)) if end > begin else 0
-        self._copy(copied)
+        self._copy("out", copied)
         if begin + copied >= end or not copied:
             del self._left[call]
             self._host.evict_first(call.owner.keys)

@@ -28,14 +28,7 @@ from weft.core.trace.importers.mooncake import (
     head_rows,
     key_of,
 )
-from weft.core.trace.importers.reading import (
-    a_list,
-    an_object,
-    grouped,
-    hash_ids,
-    optional_seconds,
-    rows,
-)
+from weft.core.trace.importers.reading import a_list, an_object, grouped, hash_ids, optional_seconds, rows
 
 SCHEMA: Final = "dynamo.agentic_mooncake"
 VERSION: Final = 2

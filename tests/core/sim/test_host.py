@@ -53,6 +53,17 @@ def test_what_was_spilled_is_not_computed_again(name: str) -> None:
     assert with_host.mean_latency < alone.mean_latency
 
 
+def test_hardly_a_step_waits_for_copies_out() -> None:
+    """Prompts go out while their calls run, and contexts when these end, so what a step overwrites is there by then."""
+    settings = SimSettings(
+        PolicyConfig("fcfs"), batch_size=16, kv_tokens=65_536, kv_policy=KvPolicyConfig("next-use"), host_kv_tokens=1e6
+    )
+    result = simulate(programs_of("tools", 40), settings, batches=True)
+    assert result.batches is not None
+    assert result.counts.spilled > 0
+    assert sum(batch.copied_tokens for batch in result.batches) < 0.1 * result.counts.spilled
+
+
 def test_host_memory_is_bounded() -> None:
     """Host memory for some of the contexts saves some of the computation: more than none, and less than enough."""
     programs = programs_of("tools", 40)

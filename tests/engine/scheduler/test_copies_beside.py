@@ -218,3 +218,22 @@ def reset_device_of(h: Any, request: Any) -> None:
     pool = h.scheduler.kv_cache_manager.block_pool
     found = [pool.get_cached_block(key, [0]) for key in request.block_hashes]
     pool.evict_blocks({block.block_id for blocks in found if blocks for block in blocks})
+
+
+def test_a_prompt_is_copied_out_while_its_call_runs(make: Make) -> None:
+    """So hardly anything is left to copy when the call ends. The context that it leaves takes over these blocks."""
+    h = make(blocks=16)
+    h.worker.copies_beside = pace = Pace()
+    pace.goes = True
+    h.add("long", prompt=prompt_of(1, 200), max_tokens=20, program_id="a", program_name="a")
+    for _ in range(6):
+        h.step()
+    assert running(h) == {"long"}
+    assert h.scheduler._swap.ready(h.scheduler.requests["long"].block_hashes) == 200 // 16
+    h.run()
+    h.settle()
+    (context,) = contexts_on_host(h)
+    assert (context.program.program_id, context.host_tokens) == ("a", 208)
+    end(h, "a")
+    h.settle()
+    assert not any(context.is_needed for context in contexts_on_host(h))
