@@ -100,10 +100,7 @@ def measure(sessions: Sequence[TraceProgram], sample: Sample, host_tokens: int) 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, float]]], to: str, names: Sequence[str]) -> list[str]:
     """The mean completion times as ratios to those of one rival, and the 99th percentiles of the last one's."""
-    lines = [
-        f"| ÷ {to} | " + " | ".join(names) + f" | p99 of {names[-1]} |",
-        "|---" * (len(names) + 2) + "|",
-    ]
+    lines = [f"| ÷ {to} | " + " | ".join(names) + f" | p99 of {names[-1]} |", "|---" * (len(names) + 2) + "|"]
     for key, rows in found.items():
         ratios = [f"{rows[name]['mean_s'] / rows[to]['mean_s']:.2f}" for name in names]
         lines.append(f"| {key} | " + " | ".join(ratios) + f" | {rows[names[-1]]['p99_s'] / rows[to]['p99_s']:.2f} |")

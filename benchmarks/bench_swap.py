@@ -102,10 +102,7 @@ def measure(bench: Bench, swap_out: bool, rounds: int) -> dict[str, dict[str, An
             copy_s = min(bench.seconds(copy) for copy in baselines[name])
             rates[name].append(bench.total_bytes / copy_s)
     return {
-        name: {
-            "bytes_per_s": rate,
-            "ratios": [mine / other for mine, other in zip(rates["weft"], rate, strict=True)],
-        }
+        name: {"bytes_per_s": rate, "ratios": [mine / other for mine, other in zip(rates["weft"], rate, strict=True)]}
         for name, rate in rates.items()
     }
 
@@ -137,10 +134,7 @@ def main(
         bench.pool.close()
     console.print(tabulate(results, rounds))
     if out is not None:
-        setup = machine() | {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-        }
+        setup = machine() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
         out.write_text(json.dumps({"machine": setup, "layers": LAYERS, "seed": seed, "results": results}, indent=1))
         plot(results, out.with_suffix(".svg"))
 

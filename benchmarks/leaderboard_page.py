@@ -189,11 +189,7 @@ def _source_rows(cells: Cells) -> Iterator[Sequence[str]]:
                 if DEFAULT.without_host() in each
             ],
         ]
-        yield (
-            source,
-            str(len(rows)),
-            *(text for column in columns for text in _mean_and_worst(column)),
-        )
+        yield (source, str(len(rows)), *(text for column in columns for text in _mean_and_worst(column)))
 
 
 def _mean_and_worst(ratios: Sequence[float]) -> tuple[str, str]:

@@ -43,11 +43,7 @@ def get_logger(name: str = "weft") -> BoundLogger:
     """Return a structlog bound logger that wraps the standard library's logger `name`."""
     logger = structlog.wrap_logger(
         logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.stdlib.PositionalArgumentsFormatter(),
-            _as_record,
-        ],
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.PositionalArgumentsFormatter(), _as_record],
         wrapper_class=_Logger,
         context_class=dict,
         cache_logger_on_first_use=False,

@@ -275,12 +275,7 @@ class InFlightCalls:
         self.table.leave(call.row, now_s)
         row = call.row
         call.program.reports.call_left(
-            call_id,
-            now_s,
-            account,
-            call.outcome,
-            engine_id=row.engine_id,
-            earlier_engine_ids=row.earlier_engine_ids,
+            call_id, now_s, account, call.outcome, engine_id=row.engine_id, earlier_engine_ids=row.earlier_engine_ids
         )
         call.program.log.debug(
             "call left the engine",

@@ -95,10 +95,7 @@ class SchedulerMessages:
     """
 
     def __init__(
-        self,
-        loop: LoopThread,
-        send: Callable[[Mapping[str, Any]], Awaitable[list[Any] | None]],
-        table: ProcessTable,
+        self, loop: LoopThread, send: Callable[[Mapping[str, Any]], Awaitable[list[Any] | None]], table: ProcessTable
     ) -> None:
         self._send = send
         self._table = table

@@ -63,11 +63,7 @@ def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallba
         ],
         log=log,
         # All files are on this disk, so transformers must not ask the hub.
-        environment={
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "TRANSFORMERS_VERBOSITY": "error",
-        },
+        environment={"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"},
         poll=watch,
     )
     if code != 0:

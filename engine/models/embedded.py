@@ -22,13 +22,7 @@ import platformdirs
 from weft.core.errors import ModelPrepareError
 from weft.engine.models.conversion import check_conversion, convert_in_child
 from weft.engine.models.progress import ProgressCallback, ignore_progress
-from weft.engine.models.weights import (
-    PACKAGE_VERSION,
-    USE_ANOTHER_MODEL,
-    download_gguf,
-    installed_gguf,
-    verify_gguf,
-)
+from weft.engine.models.weights import PACKAGE_VERSION, USE_ANOTHER_MODEL, download_gguf, installed_gguf, verify_gguf
 
 REVISION: Final = 2  # of the conversion; a folder of another revision is not used
 

@@ -101,10 +101,7 @@ def make_tokenizer(chat_template: str, more_tokens: Sequence[str] = ()) -> Any:
     bpe.train_from_iterator([_CORPUS], trainer)
     bpe.add_tokens(list(more_tokens))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        **_SPECIAL_TOKENS,
-        model_max_length=4096,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=bpe, **_SPECIAL_TOKENS, model_max_length=4096, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = chat_template
     return tokenizer

@@ -85,12 +85,7 @@ class RemoteChat:
     """
 
     def __init__(
-        self,
-        server: Server,
-        loop: LoopThread,
-        *,
-        max_model_len: int,
-        on_account: Callable[[CallId, Account], None],
+        self, server: Server, loop: LoopThread, *, max_model_len: int, on_account: Callable[[CallId, Account], None]
     ) -> None:
         self._server = server
         self._loop = loop

@@ -32,11 +32,7 @@ _POLL_S: Final = 0.01
 
 
 def connect(
-    url: str,
-    *,
-    api_key: str | None = None,
-    call_timeout_s: float | None = None,
-    program_timeout_s: float | None = None,
+    url: str, *, api_key: str | None = None, call_timeout_s: float | None = None, program_timeout_s: float | None = None
 ) -> RemoteEngine:
     """Connect to a `weft serve`, and wait for its first answer. The result is used like a `weft.Engine`, without vLLM.
 
@@ -161,9 +157,7 @@ async def _models(server: Server) -> list[dict[str, Any]]:
 
 def _no_weft(server: Server, reason: str) -> ServerError:
     return ServerError(
-        server.url,
-        f"is no `weft serve` ({reason:.200})",
-        "Start one, or use the client of the server that runs there.",
+        server.url, f"is no `weft serve` ({reason:.200})", "Start one, or use the client of the server that runs there."
     )
 
 

@@ -23,12 +23,7 @@ from weft.engine.vllm.start import calibrate, construct, make_config, start_erro
 from weft.engine.vllm.watchdog import kill_if_stuck
 from weft.engine.vllm_compat.control import send_to_scheduler
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
-from weft.engine.vllm_compat.names import (
-    AsyncEngineArgs,
-    EngineDeadError,
-    RequestOutput,
-    VLLMClientError,
-)
+from weft.engine.vllm_compat.names import AsyncEngineArgs, EngineDeadError, RequestOutput, VLLMClientError
 
 
 class _CancellationHandle:

@@ -108,9 +108,7 @@ class ScriptedReplica(Replica):
                 self._on_account(
                     identity.call_id,
                     Account(
-                        service_s=clock() - begin_s,
-                        prompt_tokens=len(prompt["prompt_token_ids"]),
-                        output_tokens=number,
+                        service_s=clock() - begin_s, prompt_tokens=len(prompt["prompt_token_ids"]), output_tokens=number
                     ),
                 )
                 output = queue.get_nowait()

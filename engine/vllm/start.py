@@ -209,10 +209,7 @@ def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | No
     arguments |= {
         "model": model,
         "scheduler_cls": WeftScheduler,
-        "additional_config": {
-            **engine_args.get("additional_config", {}),
-            "weft": encode_config(settings),
-        },
+        "additional_config": {**engine_args.get("additional_config", {}), "weft": encode_config(settings)},
     }
     return AsyncEngineArgs(**arguments)
 

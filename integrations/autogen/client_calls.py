@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autogen_core import CancellationToken
-from autogen_core.models import (
-    AssistantMessage,
-    CreateResult,
-    FunctionExecutionResultMessage,
-    LLMMessage,
-    RequestUsage,
-)
+from autogen_core.models import AssistantMessage, CreateResult, FunctionExecutionResultMessage, LLMMessage, RequestUsage
 
 from weft.core.errors import InvalidRequestError, WeftError
 from weft.core.locks import fork_safe

@@ -228,12 +228,7 @@ class ChatWeft(BaseChatModel):
         return ModelCall(self.name or "", run or run_of(run_manager), messages)
 
     def _body(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        kwargs: dict[str, Any],
-        *,
-        stream: bool = False,
+        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any], *, stream: bool = False
     ) -> dict[str, Any]:
         body = {**self._defaults(), **request_fields(kwargs), "messages": to_messages(messages)}
         if stop is not None:

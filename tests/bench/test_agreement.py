@@ -53,10 +53,7 @@ def bench_settings(name: str, seed: int) -> tuple[list[TraceProgram], BenchSetti
     return scaled(programs, settings), settings
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fcfs", "priority", "auto", "fcfs+gate", "priority+gate", "plas"],
-)
+@pytest.mark.parametrize("name", ["fcfs", "priority", "auto", "fcfs+gate", "priority+gate", "plas"])
 def test_every_long_session_takes_as_many_steps_as_on_the_scheduler(name: str, tmp_path: Path) -> None:
     """Where long contexts evict each other block by block, each program takes the same steps in the simulator as on
     vLLM's scheduler, and the same tokens are computed again."""

@@ -41,11 +41,7 @@ def test_a_clock_of_seconds_jumps_in_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("threads", "on_cpu", "timer"),
-    [
-        ("1", True, time.process_time),
-        ("2", True, time.perf_counter),
-        ("1", False, time.perf_counter),
-    ],
+    [("1", True, time.process_time), ("2", True, time.perf_counter), ("1", False, time.perf_counter)],
 )
 def test_one_thread_on_a_cpu_is_timed_by_the_processor(
     monkeypatch: pytest.MonkeyPatch, threads: str, on_cpu: bool, timer: object

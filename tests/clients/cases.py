@@ -151,10 +151,7 @@ env_key = "OPENAI_API_KEY"
 
 
 def codex(_url: str, *arguments: str) -> list[str]:
-    return [
-        *(CODEX.program, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-        *arguments,
-    ]
+    return [*(CODEX.program, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"), *arguments]
 
 
 def opencode_files(url: str, folder: Path) -> None:

@@ -125,9 +125,7 @@ async def test_on_a_real_engine(parts: Any, engine: weft.Engine) -> None:
     """Two agents at once, one after the other in each, answer from a real model."""
     team = parts.Team(engine)
     with weft.Program("real") as program, program.attach():
-        await asyncio.gather(
-            *(each.run("Go.", options={"max_tokens": 4}) for each in (team.b, team.c)),
-        )
+        await asyncio.gather(*(each.run("Go.", options={"max_tokens": 4}) for each in (team.b, team.c)))
         await team.d.run("Go.", options={"max_tokens": 4})
     assert edges(program)[:2] == ["b0 <- ", "c0 <- "]
     assert program.row is not None

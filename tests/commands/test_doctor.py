@@ -293,10 +293,7 @@ def test_probe() -> None:
     """A probe gives the last line of the output or of the error, also if the child process crashes."""
     assert doctor._probe("print(1); print(2)") == (True, "2")
     assert doctor._probe("pass") == (True, "")
-    assert doctor._probe("import no_such_module") == (
-        False,
-        "ModuleNotFoundError: No module named 'no_such_module'",
-    )
+    assert doctor._probe("import no_such_module") == (False, "ModuleNotFoundError: No module named 'no_such_module'")
     assert doctor._probe("import os; os.abort()").ok is False
 
 

@@ -83,11 +83,7 @@ def test_autellix_figure_9(sim: Sim) -> None:
 
 @pytest.mark.parametrize(
     ("options", "mean"),
-    [
-        (("--policy", "fcfs"), 15.0),
-        (("--policy", "plas", "--queue-bounds", "4,6"), 14.5),
-        (("--policy", "srpt"), 11.5),
-    ],
+    [(("--policy", "fcfs"), 15.0), (("--policy", "plas", "--queue-bounds", "4,6"), 14.5), (("--policy", "srpt"), 11.5)],
 )
 def test_astraea_figure_2(sim: Sim, options: tuple[str, ...], mean: float) -> None:
     """Astraea Fig. 2: the mean completion time is 15.0 under FCFS, 14.5 under PLAS and 11.5 under SRPT."""

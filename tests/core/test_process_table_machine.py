@@ -189,10 +189,7 @@ class TableMachine(RuleBasedStateMachine):
         left = [sent for sent in self.of(program).values() if sent.left is not None]
         service_s, wait_s = self.longest_chain(program)
         return Attained(
-            service_s,
-            sum(sent.account.service_s for sent in left),
-            wait_s,
-            sum(sent.account.wait_s for sent in left),
+            service_s, sum(sent.account.service_s for sent in left), wait_s, sum(sent.account.wait_s for sent in left)
         )
 
     @invariant()

@@ -343,10 +343,7 @@ async def test_too_many_calls_are_refused_with_a_hint(pair: weft.AsyncMultiLLMEn
 async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngine) -> None:
     """The request gives `timeout_s`. For whole and streamed answers the error says how much was delivered."""
     with weft.Program("slow") as program:
-        with (
-            suspended(pair),
-            pytest.raises(DeadlineError, match=r"the call was not done within 0\.5 s") as caught,
-        ):
+        with suspended(pair), pytest.raises(DeadlineError, match=r"the call was not done within 0\.5 s") as caught:
             await ask(pair, program, "hello", max_tokens=ENDLESS_TOKENS, timeout_s=0.5)
         assert caught.value.delivered_tokens == 0
         options = {"include_usage": True, "continuous_usage_stats": True}

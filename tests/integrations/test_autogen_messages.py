@@ -290,7 +290,4 @@ def test_streamed_tool_calls() -> None:
     result = to_result(streamed.joined(), "unknown")
     assert [
         (call.id, call.name, json.loads(call.arguments)) for call in result.content if not isinstance(call, str)
-    ] == [
-        ("call-0", "weather", {"city": "Paris"}),
-        ("call-1", "weather", {"city": "Rome"}),
-    ]
+    ] == [("call-0", "weather", {"city": "Paris"}), ("call-1", "weather", {"city": "Rome"})]

@@ -232,10 +232,7 @@ async def test_graph_flow_with_branches_of_two_steps(engine: FrontEnd, in_steps:
 
     program = await in_steps(run(), 1, 2, 1, 1)
     assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1?"], "e1": ["c1", "d1"]}
-    assert sorted(map(sorted, threads(program))) == [
-        ["a1", "b1", "d1"],
-        ["c1", "e1"],
-    ]  # The older branch is continued.
+    assert sorted(map(sorted, threads(program))) == [["a1", "b1", "d1"], ["c1", "e1"]]  # The older branch is continued.
 
 
 async def test_teams_inside_teams(engine: FrontEnd) -> None:

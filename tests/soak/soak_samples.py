@@ -52,12 +52,7 @@ class Meter:
                 figures["rss_mb"][name] = round(process.memory_info().rss / 2**20, 3)
                 figures["threads"][name] = process.num_threads()
                 figures["files"][name] = process.num_fds()
-        return {
-            "at_s": round(time.monotonic() - self._start_s, 1),
-            "calls": calls,
-            **figures,
-            "tables": self._tables(),
-        }
+        return {"at_s": round(time.monotonic() - self._start_s, 1), "calls": calls, **figures, "tables": self._tables()}
 
 
 def table_sizes(engine: weft.Engine) -> dict[str, int]:

@@ -223,9 +223,5 @@ def simulated(
     steps = {name: round(row.latency / STEP_S) for name, row in result.programs.items()}
     counts = result.counts
     return Played(
-        steps,
-        counts.again + counts.recomputed,
-        counts.preemptions,
-        counts.spilled + counts.swapped,
-        counts.fetched,
+        steps, counts.again + counts.recomputed, counts.preemptions, counts.spilled + counts.swapped, counts.fetched
     )

@@ -110,12 +110,7 @@ class Harness:
             start_timeout_s=600,
             clock=self.clock,
         )
-        self.router = Router(
-            self.queue,
-            self.supervisor.replica,
-            self.assign,
-            self.supervisor.note_death,
-        )
+        self.router = Router(self.queue, self.supervisor.replica, self.assign, self.supervisor.note_death)
 
     def assign(self, _call: Any, engine_id: EngineId) -> EngineId | None:
         self.assigned.append(engine_id)

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint8,
-    torch.int8,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
 
 # The layouts of vLLM 0.32's KVCacheLayout: the order in memory of layers, blocks, heads, tokens (N) and content.
 ORDERS = {

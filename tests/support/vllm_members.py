@@ -10,10 +10,7 @@ from weft.engine.vllm_compat.versions.members import Uses
 TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     # -- schedulers without a model
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
-        called={
-            "has_requests": "(self) -> bool",
-            "has_unfinished_requests": "(self) -> bool",
-        },
+        called={"has_requests": "(self) -> bool", "has_unfinished_requests": "(self) -> bool"}
     ),
     "vllm.v1.request.Request": Uses(
         called={
@@ -44,7 +41,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         called={
             "get_request_block_hasher": "(hash_block_size, caching_hash_fn) -> Callable[[Request], list[BlockHash]]",
             "init_none_hash": "(hash_fn)",
-        },
+        }
     ),
     "vllm.utils.hashing": Uses(called={"sha256": "(input) -> bytes"}),
     "vllm.v1.core.sched.output.SchedulerOutput": Uses(read=("kv_connector_metadata",)),
@@ -68,7 +65,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         called={
             "from_vllm_config": "(cls, vllm_config, disable_log_stats=False) -> LLMEngine",
             "has_unfinished_requests": "(self) -> bool",
-        },
+        }
     ),
     "vllm.v1.engine.core_client.InprocClient": Uses(called={"shutdown": "(self) -> None"}),
     "vllm.v1.engine.core.EngineCore": Uses(read=("batch_queue", "model_executor", "structured_output_manager")),
@@ -77,10 +74,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.worker.worker_base.WorkerWrapperBase": Uses(read=("worker",)),
     "vllm.v1.worker.cpu_worker": Uses(written=("CPUModelRunner",)),
     "vllm.v1.worker.cpu_model_runner.CPUModelRunner": Uses(
-        overridden={
-            "__init__": "(self, vllm_config, device)",
-        },
-        read=("requests", "sampler"),
+        overridden={"__init__": "(self, vllm_config, device)"}, read=("requests", "sampler")
     ),
     "vllm.v1.worker.gpu_input_batch.InputBatch": Uses(read=("req_ids",)),
     "vllm.v1.worker.gpu_input_batch.CachedRequestState": Uses(read=("output_token_ids",)),
@@ -114,7 +108,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
             "structured_outputs",
             "top_k",
             "top_p",
-        ),
+        )
     ),
     # -- the control channel, without an engine
     "vllm.v1.engine.EngineCoreRequestType": Uses(read=("ABORT", "ADD", "UTILITY")),
@@ -127,10 +121,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.serial_utils.MsgpackDecoder": Uses(called={"decode": "(self, bufs)"}),
     # -- engines in processes of their own
     "vllm.v1.engine.async_llm.AsyncLLM": Uses(
-        called={
-            "get_num_unfinished_requests": "(self) -> int",
-            "reset_prefix_cache": "(self) -> bool",
-        },
+        called={"get_num_unfinished_requests": "(self) -> int", "reset_prefix_cache": "(self) -> bool"},
         read=("output_processor",),
         written=(
             "admission_stats",

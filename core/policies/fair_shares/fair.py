@@ -91,11 +91,7 @@ class Fair(PolicyAround):
     has_shares = True
 
     def __init__(
-        self,
-        inner: Policy,
-        weights: Mapping[str, float],
-        slo: float,
-        remaining: LearnedRemaining | None = None,
+        self, inner: Policy, weights: Mapping[str, float], slo: float, remaining: LearnedRemaining | None = None
     ) -> None:
         super().__init__(inner)
         self.costs = StepCosts()

@@ -84,10 +84,7 @@ class ByTenant(WaitingCalls):
     """
 
     def __init__(
-        self,
-        make: Callable[[], WaitingCalls],
-        weight_of: Callable[[str], float],
-        work_of: Callable[[Call], float],
+        self, make: Callable[[], WaitingCalls], weight_of: Callable[[str], float], work_of: Callable[[Call], float]
     ) -> None:
         super().__init__()
         self.tenants: dict[str, TenantQueue] = {}

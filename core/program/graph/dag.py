@@ -43,10 +43,7 @@ class ProgramGraph:
         self._calls: dict[CallId, CallNode] = {}  # in the order in which they started, so parents come first
         self._limit = KEEP_CALLS
         self.folded = FoldedCalls()
-        self._edges: tuple[tuple[CallId, ...], tuple[Edge, ...]] = (
-            (),
-            (),
-        )  # parents and edges of the latest call
+        self._edges: tuple[tuple[CallId, ...], tuple[Edge, ...]] = ((), ())  # parents and edges of the latest call
 
     # -- writing
 

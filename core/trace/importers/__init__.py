@@ -128,9 +128,7 @@ class TraceImport:
                 times[program_id] = 1
                 arrival_s = max(0.0, round(program.arrival_s - offset_s, 6)) if offset_s else program.arrival_s
                 yield replace(
-                    program,
-                    program=program_id,
-                    arrival_s=arrival_s if self._arrivals is None else next(self._arrivals),
+                    program, program=program_id, arrival_s=arrival_s if self._arrivals is None else next(self._arrivals)
                 )
             if is_empty and path in self._named:
                 raise TraceError(f"{path} has no program; expected {importer.description}.")

@@ -47,10 +47,7 @@ def rows(path: Path, advance: Callable[[int], object], expected: str) -> Iterato
 
 
 def grouped(
-    path: Path,
-    advance: Callable[[int], object],
-    expected: str,
-    key: Callable[[dict[str, Any], str], Hashable],
+    path: Path, advance: Callable[[int], object], expected: str, key: Callable[[dict[str, Any], str], Hashable]
 ) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a file that belong together, with their places, as soon as the last one of them is read.
 

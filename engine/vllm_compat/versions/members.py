@@ -130,7 +130,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "prepend_requests": "(self, requests) -> None",
             "remove_request": "(self, request) -> None",
             "remove_requests": "(self, requests) -> None",
-        },
+        }
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheManager": Uses(
         called={
@@ -196,7 +196,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "session_id",
             "skip_reading_prefix_cache",
             "status",
-        ),
+        )
     ),
     "vllm.v1.request.RequestStatus": Uses(read=("FINISHED_ABORTED", "WAITING")),
     "vllm.v1.core.sched.output.SchedulerOutput": Uses(
@@ -208,15 +208,13 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "scheduled_new_reqs",
             "scheduled_spec_decode_tokens",
             "total_num_scheduled_tokens",
-        ),
+        )
     ),
     "vllm.v1.core.sched.output.NewRequestData": Uses(read=("num_computed_tokens", "prompt_token_ids", "req_id")),
     "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("num_computed_tokens", "req_ids", "resumed_req_ids")),
     "vllm.v1.engine.EngineCoreOutputs": Uses(read=("outputs",)),
     "vllm.v1.engine.EngineCoreOutput": Uses(
-        read=("finish_reason", "request_id"),
-        written=("kv_transfer_params",),
-        passed=("finish_reason",),
+        read=("finish_reason", "request_id"), written=("kv_transfer_params",), passed=("finish_reason",)
     ),
     "vllm.v1.structured_output.StructuredOutputManager": Uses(called={"__init__": "(self, vllm_config)"}),
     # -- the KV connector
@@ -246,10 +244,10 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         since={"supports_sleep_mode": "0.33"},
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA": Uses(
-        overridden={"request_finished_all_groups": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]"},
+        overridden={"request_finished_all_groups": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]"}
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorWorkerMetadata": Uses(
-        overridden={"aggregate": "(self, other) -> KVConnectorWorkerMetadata"},
+        overridden={"aggregate": "(self, other) -> KVConnectorWorkerMetadata"}
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
     "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory": Uses(
@@ -257,8 +255,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
-        called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"},
-        read=("blocks",),
+        called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"}, read=("blocks",)
     ),
     "vllm.v1.outputs.KVConnectorOutput": Uses(read=("invalid_block_ids", "kv_connector_worker_meta")),
     "vllm.v1.outputs.ModelRunnerOutput": Uses(read=("kv_connector_output",)),
@@ -267,12 +264,10 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         read=("kv_cache_groups", "num_blocks"),
     ),
     "vllm.v1.kv_cache_interface.KVCacheGroupSpec": Uses(
-        called={"__init__": "(self, layer_names, kv_cache_spec) -> None"},
-        read=("kv_cache_spec", "layer_names"),
+        called={"__init__": "(self, layer_names, kv_cache_spec) -> None"}, read=("kv_cache_spec", "layer_names")
     ),
     "vllm.v1.kv_cache_interface.FullAttentionSpec": Uses(
-        read=("page_size_bytes", "sliding_window"),
-        passed=("block_size", "dtype", "head_size", "num_kv_heads"),
+        read=("page_size_bytes", "sliding_window"), passed=("block_size", "dtype", "head_size", "num_kv_heads")
     ),
     # -- the front end
     "vllm.v1.engine.async_llm.AsyncLLM": Uses(
@@ -296,7 +291,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_gauge_cls": None,
             "_histogram_cls": None,
             "record": "(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)",
-        },
+        }
     ),
     "vllm.engine.protocol.EngineClient": Uses(
         overridden={  # by ServedEngine; RoutedLLM imitates some of them, for the chat serving layer
@@ -378,7 +373,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.engine.core.EngineCoreProc": Uses(
         called={
             "_handle_client_request": "(self, request_type, request) -> None"
-        },  # not by Weft: it fetches the attribute that a utility call names
+        }  # not by Weft: it fetches the attribute that a utility call names
     ),
     # -- the chat serving layer
     "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat": Uses(
@@ -428,7 +423,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "request_logger",
             "tool_parser",
             "tool_strict_level",
-        ),
+        )
     ),
     "vllm.renderers.base.BaseRenderer": Uses(
         called={
@@ -504,15 +499,13 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.config.CacheConfig": Uses(read=("cache_dtype",), written=("block_size", "num_gpu_blocks")),
     "vllm.config.ModelConfig": Uses(
-        called={"get_vocab_size": "(self) -> int"},
-        read=("dtype", "max_model_len", "model", "quantization", "revision"),
+        called={"get_vocab_size": "(self) -> int"}, read=("dtype", "max_model_len", "model", "quantization", "revision")
     ),
     "vllm.config.ParallelConfig": Uses(
         read=("decode_context_parallel_size", "prefill_context_parallel_size", "rank", "world_size")
     ),
     "vllm.config.SchedulerConfig": Uses(
-        called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"},
-        written=("async_scheduling",),
+        called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"}, written=("async_scheduling",)
     ),
     "vllm.config.KVTransferConfig": Uses(
         read=("kv_connector_extra_config",),
@@ -524,10 +517,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "kv_role",
         ),
     ),
-    "vllm.config.logging.LoggingConfig": Uses(
-        read=("configure_logging",),
-        passed=("configure_logging", "log_level"),
-    ),
+    "vllm.config.logging.LoggingConfig": Uses(read=("configure_logging",), passed=("configure_logging", "log_level")),
     "vllm.tool_parsers.ToolParserManager": Uses(called={"list_registered": "(cls) -> list[str]"}),
     "vllm.envs": Uses(
         read=(
@@ -536,7 +526,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "VLLM_ENABLE_V1_MULTIPROCESSING",
             "VLLM_LOGGING_LEVEL",
             "VLLM_RPC_BASE_PATH",
-        ),
+        )
     ),
     # -- the HTTP server
     "vllm.entrypoints.serve.exception_handling.register": Uses(called={"init_exception_handler": "(app)"}),
@@ -547,10 +537,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         called={"init_app_state": "(engine_client, state, args, supported_tasks=None) -> None"}
     ),
     "vllm.entrypoints.launchers.cli_args": Uses(
-        called={
-            "make_arg_parser": "(parser) -> FlexibleArgumentParser",
-            "validate_parsed_serve_args": "(args)",
-        }
+        called={"make_arg_parser": "(parser) -> FlexibleArgumentParser", "validate_parsed_serve_args": "(args)"}
     ),
     "vllm.entrypoints.launchers.cli_args.FrontendArgs": Uses(
         read=(

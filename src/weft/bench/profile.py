@@ -114,13 +114,7 @@ def profile(
     source = f"measured on {_device()} with {model} by weft profile"
     step_time = replace(step_time, copy_token_s=limits.kv_token_bytes / _copied_bytes_s())
     fitted = EngineProfile(
-        source,
-        step_time,
-        held_tokens,
-        limits.kv_token_bytes,
-        batch_size,
-        limits.chunk_tokens,
-        BLOCK_TOKENS,
+        source, step_time, held_tokens, limits.kv_token_bytes, batch_size, limits.chunk_tokens, BLOCK_TOKENS
     )
     return Profile(fitted, sum(map(len, measured)), _error(measured, step_time))
 

@@ -57,11 +57,7 @@ class Replay:
     """
 
     def __init__(
-        self,
-        engine: Stepper,
-        programs: Sequence[TraceProgram],
-        unloaded_steps: Mapping[str, int],
-        prompts: Prompts,
+        self, engine: Stepper, programs: Sequence[TraceProgram], unloaded_steps: Mapping[str, int], prompts: Prompts
     ) -> None:
         self._engine = engine
         self._programs = programs

@@ -34,8 +34,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         typer.Option(help="Programs that arrive a second, such as 0.5,1,2 (default for a trace: as recorded)."),
     ] = None,
     loads: Annotated[
-        str | None,
-        typer.Option(help="Instead of rates: multiples of what the engine can serve, such as 0.5,0.8."),
+        str | None, typer.Option(help="Instead of rates: multiples of what the engine can serve, such as 0.5,0.8.")
     ] = None,
     baselines: Annotated[
         str,

@@ -18,8 +18,7 @@ from weft.engine.vllm_compat.versions.version import check_vllm
 
 def demo(
     model: Annotated[
-        str | None,
-        typer.Option(help="A folder in Hugging Face format, or a hub name (default: the embedded SmolLM2)."),
+        str | None, typer.Option(help="A folder in Hugging Face format, or a hub name (default: the embedded SmolLM2).")
     ] = None,
     policy: Annotated[str, one_of(POLICIES, help="The policy to compare with fcfs, vLLM's own order.")] = (
         DEFAULT_POLICY

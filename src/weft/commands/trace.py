@@ -118,13 +118,11 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     gap_cap: GapCapOption = None,
     programs: ProgramsOption = None,
     rate: Annotated[
-        float | None,
-        typer.Option(help="Programs that arrive a second, on average (default: they arrive as recorded)."),
+        float | None, typer.Option(help="Programs that arrive a second, on average (default: they arrive as recorded).")
     ] = None,
     seed: Annotated[int, typer.Option(help="For --rate: the same seed makes the same arrivals.")] = 0,
     ends_unknown: Annotated[
-        bool,
-        typer.Option("--ends-unknown", help="Nobody tells when a program ends, as with most clients over HTTP."),
+        bool, typer.Option("--ends-unknown", help="Nobody tells when a program ends, as with most clients over HTTP.")
     ] = False,
 ) -> None:
     """Import traces of other tools: token counts, shared prefixes, times. Texts are left out."""

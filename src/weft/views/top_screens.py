@@ -81,10 +81,7 @@ class ConfirmEnd(ModalScreen[bool]):
         calls = program.calls_in_flight
         consequence = f" Its {calls} call{'' if calls == 1 else 's'} in flight will be aborted." if calls else ""
         with VerticalScroll():
-            yield Static(
-                one_line(f"End {program.name:.60} ({program.program_id})?{consequence}"),
-                markup=False,
-            )
+            yield Static(one_line(f"End {program.name:.60} ({program.program_id})?{consequence}"), markup=False)
             yield Static("y: end it   n: leave it", markup=False)
 
 

@@ -154,10 +154,7 @@ def test_a_conversation_of_too_many_messages_has_no_items() -> None:
     assert items_of_request({"messages": [message] * (MOST_ITEMS + 1)}) == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"role": "user"}, {"content": "I look it up!"}, {"tool_calls": []}],
-)
+@pytest.mark.parametrize("change", [{"role": "user"}, {"content": "I look it up!"}, {"tool_calls": []}])
 def test_what_is_said_counts(change: dict[str, Any]) -> None:
     """Another role, text or call makes another conversation."""
     changed = [*CHAT[:2], {**CHAT[2], **change}, CHAT[3]]

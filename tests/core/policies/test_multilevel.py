@@ -36,8 +36,7 @@ def waiting(policy: Policy) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("service_s", "level"),
-    [(0.0, 0), (0.999, 0), (1.0, 1), (1.001, 1), (2.999, 1), (3.0, 2), (1e9, 2)],
+    ("service_s", "level"), [(0.0, 0), (0.999, 0), (1.0, 1), (1.001, 1), (2.999, 1), (3.0, 2), (1e9, 2)]
 )
 def test_queues_are_half_open(service_s: float, level: int) -> None:
     """A call whose program's service equals a bound enters the queue of lower priority (lines 11, 12)."""

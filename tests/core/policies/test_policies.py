@@ -212,10 +212,7 @@ def test_plas_ranks_by_the_sum_and_atlas_by_the_critical_path() -> None:
             for call in calls:
                 policy.arrive(call, 0.0)
             order.setdefault(policy.name, []).append([policy.waiting.pop().key for _ in calls])
-    assert order == {
-        "plas": [["deep", "wide"]] * 2,
-        "atlas": [["wide", "deep"]] * 2,
-    }
+    assert order == {"plas": [["deep", "wide"]] * 2, "atlas": [["wide", "deep"]] * 2}
 
 
 # -- any workload

@@ -11,15 +11,7 @@ import pytest
 
 from weft.core.sim import SimulationError, TraceProgram
 from weft.core.trace.format import dump, parse
-from weft.core.trace.workloads import (
-    TOOL_TIMES_S,
-    WORKLOADS,
-    LongTail,
-    bursty,
-    generate,
-    poisson,
-    tool_time_s,
-)
+from weft.core.trace.workloads import TOOL_TIMES_S, WORKLOADS, LongTail, bursty, generate, poisson, tool_time_s
 
 
 def made(workload: str, programs: int, seed: int = 0) -> list[TraceProgram]:
@@ -33,11 +25,7 @@ def prefill_tokens(program: TraceProgram) -> int:
 
 @pytest.mark.parametrize(
     ("workload", "calls", "most", "decode", "prefill"),
-    [
-        ("chat", 6.66, 80, 277, 256),
-        ("tools", 10.75, 70, 34.14, 735.06),
-        ("search", 159.7, None, 72.6, 467.2),
-    ],
+    [("chat", 6.66, 80, 277, 256), ("tools", 10.75, 70, 34.14, 735.06), ("search", 159.7, None, 72.6, 467.2)],
 )
 def test_the_published_statistics(workload: str, calls: float, most: int | None, decode: float, prefill: float) -> None:
     """Calls a program, and output and prefill tokens a call, are within 4 % of the paper's means."""

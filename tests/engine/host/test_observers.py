@@ -90,9 +90,7 @@ def test_an_observer_hears_of_a_refused_call() -> None:
     assert noted.events == [("call refused", EngineClosedError, 0.0)]
 
 
-def test_an_observer_that_fails_is_warned_of_once_and_disturbs_nobody(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_observer_that_fails_is_warned_of_once_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """Monitoring must not cost a call."""
     engine = ScriptedEngine(["one", "two"])
     noted = Noted()

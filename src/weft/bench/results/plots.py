@@ -80,9 +80,7 @@ def _distributions(plt: Any, rounds: Sequence[Round]) -> Any:
         programs = [program for round_ in chosen for program in round_.measurements[name].programs]
         axis.ecdf([program.steps / program.path_tokens for program in programs], label=name)
     axis.set(
-        xlabel=f"latency at {loads[-1]} programs per second, steps per token",
-        ylabel="share of programs",
-        xscale="log",
+        xlabel=f"latency at {loads[-1]} programs per second, steps per token", ylabel="share of programs", xscale="log"
     )
     axis.legend()
     return plot

@@ -88,11 +88,7 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
 
 
 def _simulate(
-    settings: BenchSettings,
-    round_: Round,
-    programs: Sequence[TraceProgram],
-    baseline: Baseline,
-    step_time: StepTime,
+    settings: BenchSettings, round_: Round, programs: Sequence[TraceProgram], baseline: Baseline, step_time: StepTime
 ) -> tuple[float, Figures | None]:
     """Simulate a round.
 

@@ -39,8 +39,7 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
         ),
     ],
     engine: Annotated[
-        str,
-        typer.Option(help=f"{', '.join(ENGINES)}, or a file that `weft profile` wrote.", metavar="NAME|FILE"),
+        str, typer.Option(help=f"{', '.join(ENGINES)}, or a file that `weft profile` wrote.", metavar="NAME|FILE")
     ] = next(iter(ENGINES)),
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the engine's KV cache holds (default: the engine's).")

@@ -14,10 +14,7 @@ def prompt(order: int) -> Call:
     return Call(f"c{order}", ProgramView(f"p{order}"), rank=Rank(0, order))
 
 
-@given(
-    tokens=st.integers(0, 60),
-    wanted=st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=8),
-)
+@given(tokens=st.integers(0, 60), wanted=st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=8))
 def test_the_tokens_go_to_the_calls_of_best_rank(tokens: int, wanted: list[tuple[bool, int]]) -> None:
     """For running and waiting calls in any order of rank, each gets the least of what it wants and what better ones
     leave."""
