@@ -31,6 +31,7 @@ from weft.core.trace.importers.reading import (
 
 MS: Final = 1e-3
 _LOOKED_AT: Final = 100  # rows that tell the size of blocks
+_MOST_BLOCKS: Final = 2**20  # of a prompt whose row does not list them
 _ROW: Final = "an object with input_length and output_length on each line"
 _TURN: Final = "an object with session_id, input_length and output_length, or with turns, on each line"
 
@@ -93,6 +94,8 @@ def _read_turns(path: Path, blocks: Blocks, advance: Callable[[int], object]) ->
                 known += hash_ids(turn, where, prompt_tokens, file.block_tokens)
             if file.block_tokens:  # each block of a conversation stays what it is
                 whole_blocks = prompt_tokens // file.block_tokens
+                if whole_blocks > _MOST_BLOCKS:
+                    raise TraceError(f"{where}: the prompt has {whole_blocks} blocks; expected {_MOST_BLOCKS} at most.")
                 known += [(session, number) for number in range(len(known), whole_blocks)]
             conversation.add(turn, where, prompt_tokens, scope.numbers(known), history)
             history = prompt_tokens + conversation.calls[-1].output_tokens

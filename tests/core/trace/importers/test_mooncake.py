@@ -139,6 +139,7 @@ def test_texts_are_counted_by_their_characters(tmp_path: Path) -> None:
         ("aiperf", {"session_id": "x", "turns": [3]}, "turn 1: 3 is not an object"),
         ("aiperf", {"session_id": "x", "turns": [{"text": "a"}]}, "turn 1: output_length is None"),
         ("aiperf", {"session_id": "x", "turns": []}, "the session has no turn"),
+        ("aiperf", row(10**9, [1], session_id="x"), "the prompt has 62500000 blocks; expected 1048576 at most"),
     ],
 )
 def test_a_wrong_row_is_refused(name: str, wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
