@@ -100,7 +100,7 @@ def client_of(headers: Mapping[str, str]) -> str | None:
 _RETRIES: Final = re.compile(  # of OpenAI's and Anthropic's SDKs; attempts, as of AWS's SDKs and Envoy, count from one
     r"x-(?:[a-z0-9]+-)?retry-count: 0*[1-9][0-9]*|(?:x-envoy-attempt-count: |amz-sdk-request: attempt=)(?:[2-9]|1\d).*"
 )
-_VENDOR: Final = re.compile(r"x-(?!parent-)([a-z0-9]{1,32})-session-id")
+_VENDOR: Final = re.compile(r"x-(?!(?:[a-z0-9-]+-)?parent-session-id)([a-z0-9][a-z0-9-]{0,63})-session-id")
 HTTPHeaders = Iterable[tuple[bytes, bytes]]
 
 

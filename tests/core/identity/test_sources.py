@@ -44,6 +44,7 @@ def found(body: dict[str, Any] | None = None, **headers: str) -> Identity | Evid
         ({}, {"program_id": "a"}, Source.THUNDERAGENT, "thunderagent:a"),
         ({"x_litellm_session_id": "a"}, {}, Source.VENDOR, "vendor:a"),
         ({"x_acme_session_id": "a"}, {}, Source.VENDOR, "vendor:a"),
+        ({"x_acme_agents_runtime_session_id": "a"}, {}, Source.VENDOR, "vendor:a"),
         ({"x_smg_routing_key": "a"}, {}, Source.GATEWAY, "gateway:a"),
         ({"x_aibrix_session_key": "a"}, {}, Source.GATEWAY, "gateway:a"),
         ({"x_session_affinity": "a"}, {}, Source.AFFINITY, "affinity:a"),
