@@ -31,7 +31,7 @@ GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-with-engine test-without-engine test-core \
-  test-slow test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
+  test-slow test-slow-engines test-slow-commands test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz simulate soak soak-serve \
   package wheels lint lint-deploy docs docs-serve results result-ages house lock clean
 
@@ -173,8 +173,22 @@ test-frameworks:
 test-core: setup
 	@$(BIN)/python -m pytest -m "not engine and $(USUAL)" $(T)
 
+# In two processes as well: what starts engines one after another, and commands in the background, simulations beside them.
+test-slow-engines test-slow-commands: export MAKEFLAGS :=
+test-slow-engines:
+	@$(BIN)/python -m pytest -m "slow and engine and not (background or simulated)"
+
+test-slow-commands:
+	@mkdir -p build
+	@$(BIN)/python -m pytest -m "slow and (background or simulated or not engine)" >build/$@.txt 2>&1
+
 test-slow: model
+ifeq ($(T),)
+	@$(MAKE) --no-print-directory -j 2 -k test-slow-engines test-slow-commands; failed=$$?; \
+	  cat build/test-slow-commands.txt; exit $$failed
+else
 	@$(BIN)/python -m pytest -m slow $(T)
+endif
 
 simulate: setup
 	@PYTHONPATH=tests/support:tests/simulated:tests/fuzz $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from simulated_loop import DeadlockError, World
 
-pytestmark = pytest.mark.engine  # the modules under test import vLLM, but start no engine
+# The modules under test import vLLM, but start no engine.
+pytestmark = [pytest.mark.engine, pytest.mark.simulated]
 
 COMMAND = Path(__file__).with_name("simulate.py")
 

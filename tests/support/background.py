@@ -21,14 +21,15 @@ ROOT = Path(__file__).parents[2]
 TINY = "TINY"  # as an argument: the folder of the tiny model
 Argument = str | Path | Callable[[Path], Path]
 
-_sessions: set[int] = set()  # the operating system's session ids of all commands
+PRIORITY = 19  # the lowest
 
 
 def is_background(process: psutil.Process) -> bool:
-    """Whether a process belongs to a background command, so that a test that counts processes must leave it out."""
+    """Whether a process belongs to a background command, also to one of another run of the tests, such as the other
+    process of `make test-slow`. A test that counts processes must leave it out."""
     try:
-        return os.getsid(process.pid) in _sessions
-    except ProcessLookupError:
+        return process.nice() == PRIORITY
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -104,7 +105,7 @@ class BackgroundCommands:
 
     def _run(self, command: Sequence[str], folder: Path) -> CommandResult:
         with subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, *command],
+            ["nice", "-n", str(PRIORITY), sys.executable, *command],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -113,7 +114,6 @@ class BackgroundCommands:
             start_new_session=True,
             env=self._environment,
         ) as process:
-            _sessions.add(process.pid)
             self._processes.append(process)
             stdout, stderr = process.communicate()
         return CommandResult(process.returncode, stdout, stderr, folder)
