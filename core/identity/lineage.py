@@ -3,6 +3,8 @@
 `docs/explanation/lineage.md` has the rules, in their order. A conversation after an answer is a *state*. An answer with
 the message before it is an *exchange*. All digests begin with the scope of the request's API key, so no key finds
 another one's programs.
+
+`conversations.py` makes the digests, `states.py` follows states, and `recent.py` is the memory that forgets.
 """
 
 from __future__ import annotations
@@ -66,6 +68,11 @@ class Placed(NamedTuple):
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether a later request may continue it."""
+        return self.said is not None and bool(self.said.items)
 
 
 class _Given(NamedTuple):
@@ -243,7 +250,7 @@ class Lineage:
 
     def left(self, placed: Placed, scope: str) -> None:
         """Note that a request has ended, and that its client has no answer. It may send the request again."""
-        if placed.said is not None and placed.said.items:
+        if placed.said is not None and placed.has_messages:
             key, owner = placed.said.digests[-1], placed.identity.program_id
             self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
 

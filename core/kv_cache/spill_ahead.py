@@ -14,20 +14,13 @@ _AMPLE: Final = 0.25  # of the KV cache: while so much is of use to nobody, noth
 
 
 def most_bytes(*, beside: bool) -> int:
-    """The most that one step copies out ahead of need.
-
-    Args:
-        beside: Whether the copies run beside the steps.
-    """
+    """The most that one step copies out ahead of need: where copies run beside the steps, or where a step waits."""
     return _BESIDE_BYTES if beside else _STEP_BYTES
 
 
 def copies_prompt(policy: KvPolicy, tokens: int, memory: Memory, now_s: float) -> bool:
-    """Whether a running call's prompt is copied out beside the steps as soon as it is computed. The step after a call's
-    end may evict what it leaves, and would have to wait for all of its copy.
-
-    Args:
-        tokens: Of its context.
+    """Whether a running call's prompt of so many tokens is copied out beside the steps as soon as it is computed. The
+    step after a call's end may evict what it leaves, and would have to wait for all of its copy.
     """
     context = Context(None, "", now_s, KnownTime(0.0), tokens)
     return policy.decide(context, memory, now_s).action is Action.SPILL

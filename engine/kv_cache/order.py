@@ -71,9 +71,14 @@ class KvOrder:
         """Computing a prompt token takes `token_s` seconds."""
 
     def loads_beside(self, request: Request, found_tokens: int, spared_blocks: int, now_s: float) -> bool:
-        """A call is about to start, and finds so much in vLLM's cache, in full blocks. Whether it waits instead, while
-        the rest of its KV comes from host memory beside the steps. The calls that run, and it, will take
-        `spared_blocks` free blocks besides."""
+        """A call is about to start. Whether it waits instead, while its KV comes from host memory beside the steps.
+
+        Args:
+            request: vLLM's request.
+            found_tokens: In vLLM's cache, in full blocks.
+            spared_blocks: The free blocks that the call and those that run will take besides.
+            now_s: The time.
+        """
         del request, found_tokens, spared_blocks, now_s
         return False
 

@@ -153,7 +153,7 @@ class _ServedExchange(Exchange):
             self._placed = await self._engine.lineage.place(
                 found, request, self._id_scope, self._peer, is_large=is_large
             )
-            self._reads_answers = self._placed.said is not None and bool(self._placed.said.items)
+            self._reads_answers = self._placed.has_messages
         self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(
