@@ -59,9 +59,13 @@ def turns(name: str, *ids: tuple[int, ...], arrival_s: float = 0.0) -> TraceProg
     return TraceProgram(name, calls, arrival_s, block_tokens=BLOCK)
 
 
-@given(programs(), st.sampled_from(["fcfs", "atlas", "auto"]), st.integers(1, 3))
+@given(programs(), st.sampled_from(["fcfs", "atlas", "mlfq"]), st.integers(1, 3))
 def test_hashes_say_the_same_as_chains_of_first_parents(drawn: list[TraceProgram], policy: str, calls: int) -> None:
-    """While nothing is evicted, a trace with an id for each token gives the same schedule and the same hits."""
+    """While nothing is evicted, a trace with an id for each token gives the same schedule and the same hits.
+
+    Policies that learn are left out: they tell programs apart by the first block of the prompt where a trace has
+    hashes, and by its length where it has none.
+    """
     setting = SimSettings(PolicyConfig(policy), calls, kv_tokens=float("inf"), step_time=EXACT)
     expected, found = simulate(drawn, setting), simulate(with_hashes(drawn), setting)
     assert found.programs == expected.programs
