@@ -50,6 +50,8 @@ from weft.engine.wire.call_header import check_shown
 # In an answer of any of the APIs, whole or as a stream, that asks its client to call a tool. In a text, its quotes are
 # escaped.
 _ASKS: Final = re.compile(rb'"(?:finish|stop)_reason": ?"tool_(?:calls|use)"|"type": ?"function_call"')
+# A call of a tool that frameworks take an answer with, and that returns to no model: smolagents, pydantic-ai.
+_FINAL: Final = re.compile(rb'"(?:function": ?\{|(?:call_)?id": ?"[^"]{1,128}", ?)"name": ?"final_(?:answer|result)')
 _TOKENS: Final = "/inference/v1/generate"
 # These make one call at least.
 _ADMITTED: Final = frozenset(
@@ -65,6 +67,10 @@ _ADMITTED: Final = frozenset(
 )
 _RESPONSES: Final = "/v1/responses"
 _REPORTING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their answers have the call's account
+_REASONS: Final = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: Refused.MAX_BODY_BYTES,
+    HTTPStatus.REQUEST_TIMEOUT: Refused.SLOW,
+}
 _TIMEOUT: Final = b"weft-timeout-s"
 _DEADLINE: Final = b"weft-program-deadline-s"
 PROGRAM: Final = b"weft-program-id"
@@ -131,6 +137,7 @@ class _ServedExchange(Exchange):
         self._whole = bytearray()
         self._events = 0  # of a stream, until now
         self._asks = False  # the answer calls a tool
+        self._is_final = False  # which takes the answer
         self._has_answer = False  # the client, or some of it
 
     async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
@@ -193,10 +200,8 @@ class _ServedExchange(Exchange):
             self._engine.admit(self._key, self._found)
         except WeftError as error:
             self._refused_by = error
-            status = (
-                HTTPStatus.TOO_MANY_REQUESTS if isinstance(error, OverloadedError) else HTTPStatus.SERVICE_UNAVAILABLE
-            )
-            return Refusal(status, str(error), _encoded(error))
+            status = error_status(error) if isinstance(error, OverloadedError) else HTTPStatus.SERVICE_UNAVAILABLE
+            return Refusal(HTTPStatus(status), str(error), _encoded(error))
         finally:
             self._is_counted = self._found.is_counted
         return None
@@ -213,15 +218,8 @@ class _ServedExchange(Exchange):
 
     async def _refuse(self, refusal: Refusal) -> None:
         await super()._refuse(refusal)
-        if self._refused_by is not None:
-            reason = refused_by(self._refused_by)
-        elif refusal.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            reason = Refused.MAX_BODY_BYTES
-        elif refusal.status is HTTPStatus.REQUEST_TIMEOUT:
-            reason = Refused.SLOW
-        else:
-            reason = Refused.MALFORMED
-        self._engine.refused(reason, self._client)
+        reason = refused_by(self._refused_by) if self._refused_by is not None else _REASONS.get(refusal.status)
+        self._engine.refused(reason or Refused.MALFORMED, self._client)
 
     async def receive(self) -> Message:
         message = await super().receive()
@@ -251,7 +249,8 @@ class _ServedExchange(Exchange):
         if message["type"] == "http.response.body":
             body = message.get("body", b"")
             self._asks = self._asks or _ASKS.search(body) is not None
-            is_over = not (message.get("more_body", False) or self._asks)
+            self._is_final = self._is_final or _FINAL.search(body) is not None
+            is_over = not message.get("more_body", False) and (self._is_final or not self._asks)
             if is_over and request is not None and request.call is not None and request.failure is None:
                 self._engine.programs.answered(request.call.identity)
             if self._answers is not None:

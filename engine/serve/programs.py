@@ -12,7 +12,7 @@ from typing import Any, Final
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity
 from weft.core.identity.idle import IdleTimes
-from weft.core.ids import IdSource, ProgramId, SessionId, ThreadId, check_id
+from weft.core.ids import CallId, IdSource, ProgramId, SessionId, ThreadId, check_id
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Program
 from weft.engine.multi import AsyncMultiLLMEngine
@@ -38,7 +38,8 @@ class OpenPrograms:
         self._of_scope: dict[str, OrderedDict[ProgramId, None]] = {}  # the open ones of a key, the longest unused first
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
-        self._unanswered: dict[ProgramId, set[ThreadId]] = {}  # the threads whose last call has no final answer
+        # The threads whose last call has no final answer, with this call and how their conversations begin.
+        self._unanswered: dict[ProgramId, dict[ThreadId, tuple[CallId, str]]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -115,16 +116,19 @@ class OpenPrograms:
         self._calls[program_id] = self._calls.get(program_id, 0) + 1
         return program
 
-    def asked(self, identity: CallIdentity) -> None:
-        """Note that a call has begun, and that its client waits for the answer."""
-        self._unanswered.setdefault(identity.program_id, set()).add(identity.thread_id)
+    def asked(self, identity: CallIdentity, opening: str = "") -> None:
+        """Note that a call has begun, and that its client waits for the answer. Who had to answer before, in a
+        conversation with the same opening, has handed it on, and waits for nothing."""
+        had = self._unanswered.get(identity.program_id, {}).items()
+        waiting = {each: by for each, by in had if not opening or by[1] != opening or by[0] not in identity.parents}
+        self._unanswered[identity.program_id] = {**waiting, identity.thread_id: (identity.call_id, opening)}
 
     def answered(self, identity: CallIdentity) -> None:
         """The client has the whole answer of a call, which asks for no tool. If no thread waits for one, the program
         may be over."""
         unanswered = self._unanswered.get(identity.program_id)
         if unanswered is not None:
-            unanswered.discard(identity.thread_id)
+            unanswered.pop(identity.thread_id, None)
         program = self._open.get(identity.program_id)
         if program is not None and program.row is not None and self._has_answered(identity.program_id):
             program.row.answered_s = self._clock()
@@ -135,7 +139,7 @@ class OpenPrograms:
             program.row.answered_s = math.nan
 
     def _has_answered(self, program_id: ProgramId) -> bool:
-        return self._unanswered.get(program_id) == set()
+        return self._unanswered.get(program_id) == {}
 
     def leave(self, program: Program) -> None:
         """Note that a call has left, or was refused."""

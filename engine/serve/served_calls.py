@@ -104,7 +104,7 @@ class ServedCalls:
             call.row.answer.answer_id = _answer_id(request_id)
             call.row.answer.model = self._endpoint.model
             request.call = call
-            self._programs.asked(call_ids)
+            self._programs.asked(call_ids, request.identity.opening)
             if given.tool_ended or given.tool_started or given.prefetch:
                 header = replace(
                     header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch

@@ -292,7 +292,8 @@ def map_and_reduce(request: Mapping[str, Any]) -> AnyReply:
         return TOPICS.format(city=city(request))
     if "You are a writer" in last(request):
         topic = last(request).partition("Topic: ")[2].strip()
-        return f"A section that was written with great care, about {topic.lower()}, and about nothing else at all."
+        text = f"A section that was written with great care, about {topic.lower()}, and about nothing else at all."
+        return Reply(text, latency_s=3.0)  # so that the writers' calls overlap
     return "The report has three sections."
 
 
@@ -381,7 +382,10 @@ def coding(
         case("one run", coding_agent, lambda url, folder: [run(url, question(folder))], "a a0"),
         case("two at once", coding_agent, lambda url, folder: twice(run(url, question(folder))), "a a0", "a a0"),
         replace(
-            case("abort", long_answer, lambda url, _folder: [run(url, "Talk.")], "a"), expects_exit=None, is_left=True
+            case("abort", long_answer, lambda url, _folder: [run(url, "Talk.")], "a"),
+            expects_exit=None,
+            is_left=True,
+            ends=("cancelled",),
         ),
     ]
     if helper is not None:
@@ -560,13 +564,13 @@ _CASES: Final[list[Case]] = [
     framework(PYDANTIC_AI, "one run", ASK, "a b0 b1 a2"),
     framework(PYDANTIC_AI, "two at once", ASK, "a b0 b1 a2", "a b0 b1 a2"),
     framework(PYDANTIC_AI, "resume", ASK, "a b0 b1 a2 a3"),
-    framework(PYDANTIC_AI, "abort", long_answer, "a"),
+    framework(PYDANTIC_AI, "abort", long_answer, "a", ends=("cancelled",)),
     framework(OPENAI_AGENTS, "one run", ASK_INPUT, "a b0 b1 a2"),
     framework(OPENAI_AGENTS, "two at once", ASK_INPUT, "a b0 b1 a2", "a b0 b1 a2"),
     framework(OPENAI_AGENTS, "responses", ASK_INPUT, "a b0 b1 a2", api="responses"),
     framework(OPENAI_AGENTS, "handoff", desk("transfer_to_reporter", {}), "a b0 b1"),
     framework(OPENAI_AGENTS, "resume", ASK_INPUT, "a b0 b1 a2 a3"),
-    framework(OPENAI_AGENTS, "abort", long_answer, "a"),
+    framework(OPENAI_AGENTS, "abort", long_answer, "a", ends=("cancelled",)),
     framework(LLAMA_INDEX, "one run", reporter, "a a0"),
     framework(LLAMA_INDEX, "two at once", reporter, "a a0", "a a0"),
     framework(LLAMA_INDEX, "resume", reporter, "a a0 a1"),

@@ -21,10 +21,11 @@ pytestmark = pytest.mark.clients
     ],
 )
 def test_a_client_is_seen_as_it_is(case: Case, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Each run is one program with its threads and its name, and no call is left in flight."""
+    """Each run is one program with its threads, its name and its end, and no call is left in flight."""
     if why := WRONG.get((case.package.name, case.name)):
         request.applymarker(pytest.mark.xfail(strict=True, reason=why, raises=AssertionError))
     seen = run(case, tmp_path)
     assert seen.programs in (tuple(sorted(case.programs)), (case.or_program,))
     assert seen.names == case.names
     assert seen.in_flight == 0
+    assert seen.ends == case.ends

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
@@ -42,6 +42,7 @@ class Case:
             and the numbers of the calls that had to finish before this one. Programs in the order of their texts.
         or_program: How the only program looks if threads of the client came in their other order.
         names: The programs' names, in any order.
+        ends: The states that programs have when the server has ended, in any order. No client ends its own.
         command: Of the client's process, from the server's address and a folder of the case's own; () for the script in
             `apps` with the package's name.
         environment: Variables for it; {url} is the address.
@@ -57,6 +58,7 @@ class Case:
     answer: Answer
     programs: tuple[str, ...]
     names: tuple[str, ...] = ("openai-python",)
+    ends: tuple[str, ...] = ("finished",)
     or_program: str = ""
     command: Callable[[str, Path], Sequence[Sequence[str]]] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Seen:
     programs: tuple[str, ...]
     names: tuple[str, ...]
     in_flight: int
+    ends: tuple[str, ...] = ()
 
 
 def run(case: Case, folder: Path) -> Seen:
@@ -91,7 +94,8 @@ def run(case: Case, folder: Path) -> Seen:
         _run_all(case, commands, server, folder)
         while any(row.in_flight for row in server.programs):  # a stream that was left
             time.sleep(0.01)
-        seen = _seen(server)
+        seen, rows = _seen(server), server.programs
+    seen = replace(seen, ends=tuple(sorted({str(row.state) for row in rows})))
     _note(case, seen)
     return seen
 
@@ -188,6 +192,7 @@ def _note(case: Case, seen: Seen) -> None:
         "expected": list(seen.programs) if seen.programs == (case.or_program,) else sorted(case.programs),
         "seen": list(seen.programs),
         "names": list(seen.names),
+        "ends": list(seen.ends),
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip(),

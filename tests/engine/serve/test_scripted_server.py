@@ -180,6 +180,59 @@ def test_the_server_knows_which_answers_are_the_last_ones(scripted_server: Serve
         assert [math.isnan(row.answered_s) for row in rows([WEATHER], [tool], [flat])] == [True] * 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["final_answer", "final_result", "final_report"])
+def test_a_tool_that_takes_the_answer_ends_the_program(scripted_server: Servers, name: str, stream: bool) -> None:
+    """As in smolagents and pydantic-ai: it returns to no model."""
+    server = scripted_server(lambda _request: Reply(tool_calls=[(name, {"answer": "Paris"})]))
+    user: Any = [{"role": "user", "content": "Hi"}]
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        anthropic.Anthropic(base_url=server.url, api_key="none") as other,
+    ):
+        more: Any = {"model": "scripted", "stream": stream}
+        chat: Any = {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+        flat: Any = {"type": "function", "name": name, "parameters": SCHEMA, "strict": False}
+        tool: Any = {"name": name, "input_schema": SCHEMA}
+        for answer in (
+            client.chat.completions.create(messages=user, tools=[chat], **more),
+            other.messages.create(messages=user, tools=[tool], max_tokens=300, **more),
+            client.responses.create(input="Hi", tools=[flat], **more),
+        ):
+            list(answer) if stream else None
+    is_final = name != "final_report"
+    assert [math.isnan(row.answered_s) for row in server.programs] == [not is_final] * 3
+
+
+def test_a_tool_that_is_only_offered_ends_nothing(scripted_server: Servers) -> None:
+    """An answer of the Responses API names the tools that it was offered."""
+    server = scripted_server(lambda _request: CALL)
+    tools: Any = [
+        {"type": "function", "name": name, "parameters": SCHEMA, "strict": False}
+        for name in ("weather", "final_answer")
+    ]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        client.responses.create(model="scripted", input="Hi", tools=tools)
+    assert math.isnan(server.programs[0].answered_s)
+
+
+def test_a_conversation_that_was_handed_on_ends_with_its_last_agent(scripted_server: Servers) -> None:
+    """The first one called a tool, whose result went to the second one with the rest of the conversation."""
+    server = scripted_server([CALL, "It is warm in Paris."])
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        user: Any = {"role": "user", "content": "How is the weather?"}
+        more: Any = {"model": "scripted", "tools": [WEATHER]}
+        desk: Any = [{"role": "system", "content": "You are the desk."}, user]
+        message = client.chat.completions.create(messages=desk, **more).choices[0].message
+        assert message.tool_calls
+        result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "The reporter goes on."}
+        reporter: Any = {"role": "system", "content": "A reporter of the weather service answers here."}
+        client.chat.completions.create(messages=[reporter, user, message, result], **more)
+    (row,) = server.programs
+    assert row.thread_count == 2
+    assert not math.isnan(row.answered_s)
+
+
 def test_limits_and_stop_strings_cut_an_answer(scripted_server: Servers) -> None:
     """As they cut a model's."""
     server = scripted_server(lambda _request: "one two three four")
