@@ -17,10 +17,13 @@ from weft.core.trace.importers.spans import LoggedSpan, program_of, shared_token
 _EXPECTED: Final = "OTLP's JSON, an object with resourceSpans"
 _CALLS: Final = ("chat", "text_completion", "generate_content")
 _AGENTS: Final = ("invoke_agent", "invoke_workflow")
-_INPUT: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-_OUTPUT: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-_CACHED: Final = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens")
-_KEPT: Final = ("gen_ai.", "weft.")
+_KINDS: Final = {"LLM": "chat", "TOOL": "execute_tool", "AGENT": "invoke_agent"}  # OpenInference's, as operations
+_COUNT: Final = "llm.token_count."  # OpenInference's
+_INPUT: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", f"{_COUNT}prompt")
+_OUTPUT: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", f"{_COUNT}completion")
+_CACHE_READ: Final = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens")
+_CACHED: Final = (*_CACHE_READ, f"{_COUNT}prompt_details.cache_read")
+_KEPT: Final = ("gen_ai.", "weft.", _COUNT, "openinference.span.kind", "input.value", "tool.name")
 _NANOSECONDS: Final = 10**9
 
 _Found = tuple[LoggedSpan, dict[str, Any]]  # a span and its attributes
@@ -71,11 +74,13 @@ def _objects(data: Mapping[str, Any], key: str, where: str) -> Iterator[dict[str
 
 def _span(row: dict[str, Any], where: str) -> _Found:
     attributes = dict(_attributes(row, where))
-    operation = attributes.get("gen_ai.operation.name")
+    operation = attributes.get("gen_ai.operation.name") or _KINDS.get(str(attributes.get("openinference.span.kind")))
+    messages = attributes.pop("gen_ai.input.messages", None) or attributes.pop("input.value", None)
     prompt, output = _tokens(attributes, _INPUT, where), _tokens(attributes, _OUTPUT, where)
     is_call = operation in _CALLS
     may_be_call = is_call or operation is None  # a server's span of a call has no operation
     name = attributes.get("gen_ai.agent.name") or attributes.get("gen_ai.workflow.name") or text(row, "name", where)
+    tool = attributes.get("gen_ai.tool.name") or attributes.get("tool.name") or "tool"
     begin_s = _time(row, "startTimeUnixNano", where)
     span = LoggedSpan(
         where=where,
@@ -88,9 +93,9 @@ def _span(row: dict[str, Any], where: str) -> _Found:
         if may_be_call and prompt is not None and (is_call or output is not None)
         else None,
         cached=_tokens(attributes, _CACHED, where) or 0,
-        tool=str(attributes.get("gen_ai.tool.name") or "tool") if operation == "execute_tool" else None,
+        tool=str(tool) if operation == "execute_tool" else None,
         agent=str(name or "agent") if operation in _AGENTS else None,
-        texts=texts_of(attributes.pop("gen_ai.input.messages", None)) if is_call else None,
+        texts=texts_of(messages) if is_call else None,
     )
     return span, attributes | {"trace": text(row, "traceId", where, required=True)}
 

@@ -84,7 +84,7 @@ def _start_s_litellm(path: Path) -> float | None:
 
 
 def _read_litellm(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-    """Reads requests. A program is a `trace_id`, which is the session's id if the client gives one."""
+    """Reads requests. A program is a session, or without one a `trace_id`, which may be the session's id."""
     for group in together(lambda advance: _requests(path, advance), advance, lambda each: each[0]):
         yield from program_of(group[0][0], [span for _, span in group])
 
@@ -121,7 +121,8 @@ def _request(row: dict[str, Any], where: str) -> tuple[str, LoggedSpan]:
         whole(row, "completion_tokens", where, required=True),
     )
     # A failed request, and one that LiteLLM's own cache answered, has reached no engine.
-    is_answered = text(row, "status", where) in (None, "success") and row.get("cache_hit") is not True and prompt > 0
+    is_cache_hit = row.get("cache_hit") in (True, "True")  # a text in the logs of spend
+    is_answered = text(row, "status", where) in (None, "success") and not is_cache_hit and prompt > 0
     span = LoggedSpan(
         where=where,
         span_id=where,
@@ -133,8 +134,7 @@ def _request(row: dict[str, Any], where: str) -> tuple[str, LoggedSpan]:
         cached=_cached(row, where),
         texts=texts_of(row.get("messages")),
     )
-    names = ("trace_id", "litellm_session_id", "session_id")
-    return next((found for name in names if (found := text(row, name, where))), request_id), span
+    return text(row, "session_id", where, empty=True) or text(row, "trace_id", where) or request_id, span
 
 
 def _cached(row: dict[str, Any], where: str) -> int:

@@ -53,6 +53,42 @@ def test_calls_and_tools_follow_one_another_in_their_span(tmp_path: Path) -> Non
     )
 
 
+def test_spans_of_openinference(tmp_path: Path) -> None:
+    """They name kinds, tokens and tools in their own way, and have the request's JSON as their input."""
+
+    def span(name: str, kind: str, times: tuple[float, float], **attributes: Any) -> dict[str, Any]:
+        given = {"openinference.span.kind": kind, **attributes}
+        values = [{"key": key, "value": {"stringValue": value}} for key, value in given.items()]
+        return otlp_span(name, "" if kind == "AGENT" else "root", *times) | {"attributes": values}
+
+    def call(name: str, begin_s: float, tokens: tuple[str, str, str], *contents: str) -> dict[str, Any]:
+        roles = ("system", "user", "assistant", "user")
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+        keys = ("prompt", "completion", "prompt_details.cache_read")
+        counts = {f"llm.token_count.{key}": count for key, count in zip(keys, tokens, strict=True)}
+        return span(
+            name, "LLM", (begin_s, begin_s + 1.0), **counts, **{"input.value": json.dumps({"messages": messages})}
+        )
+
+    ((program,), left_out) = imported(
+        tmp_path,
+        otlp(
+            call("a", 0.0, ("100", "10", "0"), "s" * 100, "u"),
+            span("find", "TOOL", (1.0, 3.0), **{"tool.name": "search", "input.value": "{}"}),
+            call("b", 3.5, ("130", "5", "0"), "s" * 100, "u", "a", "v"),
+            call("c", 5.0, ("40", "5", "32"), "another"),
+            span("other", "LLM", (6.0, 7.0)),
+            span("root", "AGENT", (0.0, 9.0)),
+        ),
+    )
+    assert (program.name, left_out) == ("root", 1)
+    assert program.calls == (
+        TraceCall("c0", (), 10, 100, at_s=0.0),
+        TraceCall("c1", ("c0",), 5, 130, gap_s=2.5, tool="search", shared_prefix_tokens=110, at_s=3.5),
+        TraceCall("c2", ("c1",), 5, 40, gap_s=0.5, at_s=5.0),
+    )
+
+
 def test_sub_agents_are_branches_that_join(tmp_path: Path) -> None:
     """A call of one does not wait for those of the other, though they ended before it. The call after them waits for
     both, and continues the one that started them."""
@@ -173,6 +209,30 @@ def test_requests_of_litellm_that_overlap_are_branches(tmp_path: Path) -> None:
         ("c2", ("c0",), 1.0, None, None),
         ("c3", ("c2", "c1"), 1.0, None, None),
     ]
+
+
+def test_a_session_of_litellm_has_several_traces(tmp_path: Path) -> None:
+    """As with `request_correlation_in_logs`. Without it, the session's id is that of the trace, and the session's own
+    field is empty."""
+    rows = [
+        litellm_row("r1", 0.0, 1.0, 10, 5, session_id="s"),
+        litellm_row("r2", 2.0, 3.0, 10, 5, session_id="s"),
+        litellm_row("r3", 2.0, 3.0, 10, 5, session_id=""),
+    ]
+    programs, _ = imported(tmp_path, *rows)
+    assert {program.program: shape(program.calls) for program in programs} == {
+        "s": [("c0", (), 0.0, None, None), ("c1", ("c0",), 1.0, None, None)],
+        "r3": [("c0", (), 0.0, None, None)],
+    }
+
+
+def test_logs_of_spend_have_no_trace_and_dates_and_texts(tmp_path: Path) -> None:
+    """Rows of LiteLLM's table of spend, as the proxy 1.108 makes them."""
+    times = {"startTime": "2026-11-27 06:54:15.685418+00:00", "endTime": "2026-11-27 06:54:16.685418+00:00"}
+    row = litellm_row("", 0.0, 0.0, 10, 5) | times | {"session_id": "s", "messages": "{}", "cache_hit": "None"}
+    del row["trace_id"]
+    ((program,), left_out) = imported(tmp_path, row, row | {"cache_hit": "True"})
+    assert (program.program, len(program.calls), left_out) == ("s", 1, 1)
 
 
 def test_observations_of_langfuse(tmp_path: Path) -> None:
