@@ -18,12 +18,11 @@ _EXPECTED: Final = "OTLP's JSON, an object with resourceSpans"
 _CALLS: Final = ("chat", "text_completion", "generate_content")
 _AGENTS: Final = ("invoke_agent", "invoke_workflow")
 _KINDS: Final = {"LLM": "chat", "TOOL": "execute_tool", "AGENT": "invoke_agent"}  # OpenInference's, as operations
-_COUNT: Final = "llm.token_count."  # OpenInference's
-_INPUT: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", f"{_COUNT}prompt")
-_OUTPUT: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", f"{_COUNT}completion")
+_INPUT: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_OUTPUT: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _CACHE_READ: Final = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens")
-_CACHED: Final = (*_CACHE_READ, f"{_COUNT}prompt_details.cache_read")
-_KEPT: Final = ("gen_ai.", "weft.", _COUNT, "openinference.span.kind", "input.value", "tool.name")
+_CACHED: Final = (*_CACHE_READ, "llm.token_count.prompt_details.cache_read")
+_KEPT: Final = ("gen_ai.", "weft.", "llm.token_count.", "openinference.span.kind", "input.value", "tool.name")
 _NANOSECONDS: Final = 10**9
 
 _Found = tuple[LoggedSpan, dict[str, Any]]  # a span and its attributes

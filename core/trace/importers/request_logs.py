@@ -121,8 +121,7 @@ def _request(row: dict[str, Any], where: str) -> tuple[str, LoggedSpan]:
         whole(row, "completion_tokens", where, required=True),
     )
     # A failed request, and one that LiteLLM's own cache answered, has reached no engine.
-    is_cache_hit = row.get("cache_hit") in (True, "True")  # a text in the logs of spend
-    is_answered = text(row, "status", where) in (None, "success") and not is_cache_hit and prompt > 0
+    is_answered = text(row, "status", where) in (None, "success") and row.get("cache_hit") not in (True, "True")
     span = LoggedSpan(
         where=where,
         span_id=where,
@@ -130,7 +129,7 @@ def _request(row: dict[str, Any], where: str) -> tuple[str, LoggedSpan]:
         begin_s=begin_s,
         end_s=max(begin_s, end_s),
         is_call=True,
-        lengths=(prompt, output) if is_answered else None,
+        lengths=(prompt, output) if is_answered and prompt > 0 else None,
         cached=_cached(row, where),
         texts=texts_of(row.get("messages")),
     )
