@@ -80,4 +80,5 @@ class ProgramEnded(NamedTuple):
 class KvSize(NamedTuple):
     """How many tokens of contexts the KV cache and host memory hold."""
 
-    tokens: float  # inf: there is no bound
+    tokens: float  # of the KV cache; inf: there is no bound
+    host_tokens: float = 0.0

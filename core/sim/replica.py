@@ -58,9 +58,8 @@ class SimReplica:
         self._plays_each_step = policy.ranks_follow_steps or is_stale or not jump
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
-        # inf: contexts are not kept
-        kv_tokens = settings.kv_capacity + settings.host_kv_tokens if settings.shares_prefixes else math.inf
-        policy.on_event(KvSize(kv_tokens))
+        shares = settings.shares_prefixes  # without it contexts are not kept
+        policy.on_event(KvSize(settings.kv_capacity, settings.host_kv_tokens) if shares else KvSize(math.inf))
         self._kv = make_kv(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._in_blocks = settings.block_tokens > 1 and not math.isinf(settings.kv_capacity)

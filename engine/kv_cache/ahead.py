@@ -134,7 +134,8 @@ class Spills:
             blocks = self._to_copy(chain, left)
             pays = spill_ahead.copies_prompt(policy, tokens, self._retention.memory, store.now_s)
             if pays and blocks and tokens >= store.choice.min_tokens:
-                context = self.prompts.setdefault(key, Context(("prompt", key), "", store.now_s, KnownTime(0.0)))
+                context = Context(("prompt", key), "", store.now_s, KnownTime(0.0), is_needed=False)
+                context = self.prompts.setdefault(key, context)
                 if self._keep(context, chain[: max(blocks) + 1], blocks) and len(blocks) == left:
                     return  # the rest follows in the next step
             del self.computing[key]

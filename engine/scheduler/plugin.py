@@ -96,7 +96,7 @@ class WeftScheduler(AsyncScheduler):
         self._next_change_s = -math.inf  # when it should be asked again though nothing happens
         evicts_by = self._config.evicts_by(policy, has_host_memory=self._swap is not None)
         self._kv_order = self._make_kv_order(evicts_by)
-        policy.on_event(KvSize(self._kv_tokens() + self._kv_order.host_tokens))
+        policy.on_event(KvSize(self._kv_tokens(), self._kv_order.host_tokens))
         if isinstance(self.connector, SwapConnector):
             self.connector.wants_step = lambda: self._kv_order.wants_step
             self.connector.loads_beside = self._loads_beside

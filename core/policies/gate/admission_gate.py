@@ -22,7 +22,8 @@ from weft.core.prediction.samples import Samples, SamplesByName
 FILL: Final = 0.92
 # With foresight, the cache also has room for what so many further calls of each open program are expected to add, times
 # the share of a call's time that its prompt takes. Where prompts take most of the time, more open programs only evict
-# each other. Where outputs do, they make larger batches.
+# each other. Where outputs do, they make larger batches. With host memory, the growth counts in the KV cache's part of
+# both: what outgrows the KV cache comes back from host memory, while a program that waits outside loses time.
 CALLS_AHEAD: Final = 3
 _KNOWN_FROM: Final = 8  # calls from which on it is known what a call adds to a context
 _LATEST: Final = 0.05  # weight of the latest call in the mean output, and in the mean of computed prompt tokens
@@ -94,7 +95,9 @@ class AdmissionGate:
             fixed part of the cache is left for growth, and all programs keep their places for the same time.
 
     Attributes:
-        kv_tokens: The tokens that the KV cache holds, with host memory. Infinite until the policy is told.
+        kv_tokens: The tokens that the KV cache holds, with host memory, without what both have. Infinite until the
+            policy is told.
+        device_part: The part of them that the device holds, 0 to 1.
         costs: What the steps of the engine cost.
         used_tokens: The tokens that the open programs need.
         growth_tokens: The tokens that are left free for their growth.
@@ -102,6 +105,7 @@ class AdmissionGate:
 
     def __init__(self, standing: Callable[[Collection[Call]], Rank], *, foresight: bool) -> None:
         self.kv_tokens = math.inf
+        self.device_part = 1.0
         self.costs = StepCosts()
         self.used_tokens = 0
         self.growth_tokens = 0
@@ -254,7 +258,7 @@ class AdmissionGate:
             return 0
         prompt_s = self.costs.prefill_token_s * self._mean_computed_tokens
         output_s = self.costs.token_s * self._mean_output_tokens
-        calls = CALLS_AHEAD * prompt_s / (prompt_s + output_s)
+        calls = CALLS_AHEAD * prompt_s / (prompt_s + output_s) * self.device_part
         return math.ceil(calls * (self._growth.get(resident.name) or self._growth_of_all).mean)
 
     @property

@@ -90,8 +90,9 @@ class Gated(PolicyAround):
             case ProgramEnded(program, is_known):
                 self.gate.end(program, is_known=is_known)
                 self._has_changed = True
-            case KvSize(tokens):
-                self.gate.kv_tokens = tokens
+            case KvSize(tokens, host_tokens):
+                self.gate.kv_tokens = math.hypot(tokens, host_tokens)  # less than both: host memory has some twice
+                self.gate.device_part = tokens / (tokens + host_tokens) if tokens < math.inf else 1.0
             case StepCosts():
                 self.gate.costs = event
 

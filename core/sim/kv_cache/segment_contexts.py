@@ -33,6 +33,7 @@ class SegmentContexts(Contexts):
         self._knows_pauses = knows_pauses
         self.call_of: dict[Context, SimCall] = {}  # the call that left each context
         self.left_tokens: dict[Context, int] = {}  # the tokens that it left
+        self.all_left_tokens = 0
         self._cache = cache
         self._contexts: dict[Hashable, dict[int, Context]] = {}  # by program, then by the call that left them
         self._where: dict[Context, Segment] = {}
@@ -132,6 +133,7 @@ class SegmentContexts(Contexts):
         self.call_of[context] = call
         self.put(context, segment)
         self.left_tokens[context] = context.tokens
+        self.all_left_tokens += context.tokens
         self._decide(context, now_s)
 
     def _in_prefix(self, mine: Mapping[int, Context], call: SimCall, segment: Segment) -> list[int]:
@@ -168,7 +170,7 @@ class SegmentContexts(Contexts):
             self._cache.given_up(context)
             self._count_held(context, 0)
             self.call_of.pop(context, None)
-            self.left_tokens.pop(context, None)
+            self.all_left_tokens -= self.left_tokens.pop(context, 0)
             self._leave_segment(context)
 
     # -- segments

@@ -238,9 +238,9 @@ class TieredKvCache(PolicyKvCache):
                 self.changed(context)
         for call in [each for each in self._computing if not each.prefill_left]:
             del self._computing[call]
-            if spill_ahead.copies_prompt(
-                self._contexts.policy, call.context_tokens, self._contexts.memory, self._now_s
-            ):
+            policy, memory = self._contexts.policy, self._contexts.memory
+            is_room = self._contexts.all_left_tokens + call.context_tokens <= self._host.capacity
+            if is_room and spill_ahead.copies_prompt(policy, call.context_tokens, memory, self._now_s):
                 self._spills[call] = None
         if self._spills:
             ample = spill_ahead.ample(most_tokens(), self.capacity)

@@ -21,12 +21,12 @@ from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.01, slots=16)
 
 
-def gated(name: str = "fcfs", kv_tokens: float = 1000, **parameters: object) -> Gated:
+def gated(name: str = "fcfs", kv_tokens: float = 1000, host_tokens: float = 0, **parameters: object) -> Gated:
     """A policy behind a gate, for a KV cache of 1000 tokens: 920 for programs that open, 10 s until idle ones close."""
     policy = PolicyConfig(name, gate=True, **parameters).make()
     assert isinstance(policy, Gated)
     policy.on_event(COSTS)
-    policy.on_event(KvSize(kv_tokens))
+    policy.on_event(KvSize(kv_tokens, host_tokens))
     return policy
 
 
@@ -62,6 +62,30 @@ def test_programs_open_until_the_cache_is_full() -> None:
         arrive(policy, f"p{number}", 400, float(number))
     assert (passing(policy), held(policy)) == (["p0", "p1"], ["p2"])
     policy.check_integrity()
+
+
+@pytest.mark.parametrize(("host_tokens", "opened"), [(0, 2), (250, 2), (750, 2), (2400, 5), (math.inf, 6)])
+def test_a_little_host_memory_opens_no_more_programs(host_tokens: float, opened: int) -> None:
+    """It has copies of what the KV cache has as well, so the two together hold less than their sum."""
+    policy = gated(host_tokens=host_tokens)
+    for number in range(6):
+        arrive(policy, f"p{number}", 400, float(number))
+    assert len(passing(policy)) == opened
+    policy.check_integrity()
+
+
+@pytest.mark.parametrize(("host_tokens", "part"), [(0, 1.0), (1000, 0.5), (3000, 0.25)])
+def test_host_memory_takes_what_outgrows_the_kv_cache(host_tokens: float, part: float) -> None:
+    """Behind a policy that learns, the gate leaves less room for the growth of contexts then."""
+    policy = gated("learned", 1e6, host_tokens * 1000)
+    program = ProgramView("a", "a")
+    for number in range(12):
+        run(policy, arrive(policy, f"a{number}", 100 * number + 99, float(number), program), 1, float(number))
+    alone = gated("learned", 1e6)
+    for number in range(12):
+        run(alone, arrive(alone, f"a{number}", 100 * number + 99, float(number), program), 1, float(number))
+    assert alone.gate.growth_tokens > 10
+    assert policy.gate.growth_tokens == pytest.approx(part * alone.gate.growth_tokens, abs=1)
 
 
 def test_calls_of_an_open_program_always_pass() -> None:

@@ -237,3 +237,22 @@ def test_a_prompt_is_copied_out_while_its_call_runs(make: Make) -> None:
     end(h, "a")
     h.settle()
     assert not any(context.is_needed for context in contexts_on_host(h))
+
+
+def test_a_prompt_takes_no_room_from_what_a_program_may_need(make: Make) -> None:
+    """Host memory has room for the context of one program, whose tool runs. The prompt of a running call stays out."""
+    h = make(blocks=16, swap_blocks=5)
+    call(h, "a1", prompt_of(1, 64), "a")
+    start_tool(h, "a", "search")
+    call(h, "b1", prompt_of(2, 230), "b", max_tokens=1)
+    end(h, "b")
+    h.settle()
+    reset_device(h)
+    h.worker.copies_beside = pace = Pace()
+    pace.goes = True
+    h.add("long", prompt=prompt_of(3, 100), max_tokens=20, program_id="c", program_name="c")
+    for _ in range(6):
+        h.step()
+    assert running(h) == {"long"}
+    assert {context.program.program_id: context.host_tokens for context in contexts_on_host(h)}["a"] == 64
+    assert h.scheduler._swap.ready(h.scheduler.requests["long"].block_hashes) <= 1
