@@ -64,6 +64,15 @@ def test_hardly_a_step_waits_for_copies_out() -> None:
     assert sum(batch.copied_tokens for batch in result.batches) < 0.1 * result.counts.spilled
 
 
+@pytest.mark.parametrize("host_kv_tokens", [16_384, 32_768, 65_536])
+def test_a_little_host_memory_does_no_harm(host_kv_tokens: int) -> None:
+    """Host memory no larger than the KV cache has copies of what that has, so the gate may not count on both."""
+    programs = programs_of("tools", 60)
+    alone = SimSettings(PolicyConfig("auto"), 16, kv_tokens=65_536)
+    with_host = replace(alone, kv_policy=KvPolicyConfig("next-use"), host_kv_tokens=host_kv_tokens)
+    assert simulate(programs, with_host).mean_latency <= 1.05 * simulate(programs, alone).mean_latency
+
+
 def test_host_memory_is_bounded() -> None:
     """Host memory for some of the contexts saves some of the computation: more than none, and less than enough."""
     programs = programs_of("tools", 40)
