@@ -21,7 +21,6 @@ import numpy as np
 from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
-    KEPT_BYTES,
     LONG_BYTES,
     NEW_BYTES,
     PROMPT_BYTES,
@@ -31,6 +30,7 @@ from weft.core.identity.given import (
     Question,
     Sample,
     Turns,
+    answer_to,
     folded_texts,
     parts_of,
     sample_of,
@@ -56,6 +56,7 @@ _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt chang
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
 _NEW_KEYS: Final = 4  # of a prompt that nobody else was told
+_CERTAIN_BYTES: Final = 80  # folded, of exchanges before an answer that nobody gave
 
 
 class Placed(NamedTuple):
@@ -190,10 +191,6 @@ class Lineage:
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
         go_on(self._states, scope, said, program_id)
-        for _begin, end in islice(said.latest_first(), 1):  # the program goes on from its latest answer
-            known = self._answers.get(scope, _answer_key(start, said.items[end - 1]))
-            if known is not None and (had := known.owners.get(program_id)) is not None and had.next is None:
-                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
         self._turns.asked(scope, program_id, said.items, told.text)
@@ -212,10 +209,15 @@ class Lineage:
         question = None
         if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
             user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)
+            earlier = islice((_answer_key(start, said.items[at]) for at in reversed(said.answers)), _MOST_EXCHANGES)
             samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
-            before = self._before(asked, program_id, len(said.items))
-            call_id = latest[1] if latest[0] == "result" else ""
-            question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id)
+            question = Question(
+                samples[0],
+                samples[-1],
+                asked.system.sample,
+                next((each for each in earlier if self._answers.get(scope, each) is not None), None),
+                latest[1] if latest[0] == "result" else "",
+            )
         return Placed(identity, peer, said, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
@@ -307,7 +309,7 @@ class Lineage:
         alive: dict[ProgramId, Question | None] | None = None  # None: it began with the answers before
         bytes_of: Counter[ProgramId] = Counter()
         counts: Counter[ProgramId] = Counter()
-        first, known, is_latest, latest = 0, 0, True, {}
+        known, is_latest, latest = 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
             nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
             questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
@@ -316,7 +318,7 @@ class Lineage:
                 is_latest = is_latest and alive is not None
                 continue
             if alive is None:
-                alive, first, known, latest = {**owners}, begin, end, owners
+                alive, known, latest = {**owners}, end, owners
             else:
                 before = _answer_key(asked.start, said.items[end - 1])
                 alive = {
@@ -326,39 +328,15 @@ class Lineage:
                 }
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
-            counts.update(alive.keys() & owners.keys())
+            counts.update(alive.keys())
             bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
         if alive is None or len(alive) > 1:
             return _Found()
-        had = latest[program_id := next(iter(alive))]
-        if counts[program_id] < 2:
-            lead = self._before(asked, program_id, first)[1]
-            is_new = lead is not None and had.lead is not None and lead != had.lead and lead.isdisjoint(had.lead)
-            has_gone_on = had.next is not None and not had.next.is_related_to(_behind(said, known))
-            if is_new or (has_gone_on and not self._has_answer(asked, program_id, known)):
-                return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
-        is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
-        if not is_enough or (counts[program_id] < 2 and not had.has_system_like(asked.system.sample)):
+        program_id, _had = alive.popitem()
+        is_enough = is_latest or bytes_of[program_id] >= _CERTAIN_BYTES
+        if not is_enough or (counts[program_id] < 2 and not latest[program_id].has_system_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
-
-    def _has_answer(self, asked: _Asked, owner: ProgramId, place: int) -> bool:
-        """Whether a request has an answer of a program's model behind a place."""
-        keys = (_answer_key(asked.start, asked.said.items[at]) for at in asked.said.answers if at >= place)
-        return any((known := self._answers.get(asked.scope, key)) and owner in known.owners for key in keys)
-
-    def _before(self, asked: _Asked, owner: ProgramId, end: int) -> tuple[Digest | None, frozenset[Digest] | None]:
-        """The latest answer before a place that a model gave, and the long ones of others; None: the owner had one."""
-        before, lead = None, set()
-        for item in (asked.said.items[at] for at in reversed(asked.said.answers[-_MOST_EXCHANGES:]) if at < end):
-            key = _answer_key(asked.start, item)
-            known = self._answers.get(asked.scope, key)
-            before = before or (key if known is not None else None)
-            if known is not None and owner in known.owners:
-                return before, None
-            if sum(map(len, item)) >= _LONG_CHARACTERS and (known is None or len(known.owners) == 1):
-                lead.add(key)
-        return before, frozenset(lead)
 
     def _owners(self, asked: _Asked, answer: list[Item], questions: list[Item]) -> dict[ProgramId, Question]:
         """The programs that were given an answer to questions. Parts that nobody was given are left out."""
@@ -377,9 +355,8 @@ class Lineage:
             known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
         if known is None or not known.is_crowded:
             return known.asked(told) if known is not None else None
-        keys = (digest_of(key + sample_of(text).head, "exchange") for text, _call in told)
-        kept = (each for key in keys if (each := self._answers.get(asked.scope, key)) and not each.is_crowded)
-        found = {each: had for one in kept for each, had in one.asked(told).items()}
+        kept = (self._answers.get(asked.scope, _exchange_key(key, sample_of(text))) for text, _call in told)
+        found = {each: had for one in kept if one and not one.is_crowded for each, had in one.asked(told).items()}
         return found or None
 
     @staticmethod
@@ -421,13 +398,11 @@ class Lineage:
             found_by = owners if len(owners) == 1 and not any(each.is_shared for each in ends) else set()
         if not found_by:
             keys.update(keys_of(asked.scope, asked.system.values))
-            others = [each for each in told.items if not is_answer(each)]
-            plain = told.text if len(others) == len(told.items) else searched_texts(without_system(others))[0]
+            text = told.text + asked.system.text
             answers = {key: answer for key in keys if (answer := self._written.get(key)) is not None}
             known = {each.program_id for each in prompts}
             found_by = _owners_in(
-                told.text + asked.system.text,
-                plain + asked.system.text,
+                text,
                 answers.keys(),
                 {answer for answer in answers.values() if answer.start == asked.start},
                 known.pop() if len(known) == 1 else None,
@@ -508,7 +483,7 @@ class Lineage:
             question = placed.question and placed.question._replace(is_example=bool(is_example))
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
-                self._note_text(scope, placed, digest_of(key + question.user.head, "exchange"), "", question)
+                self._note_text(scope, placed, _exchange_key(key, question.user), "", question)
             self._hand_on(scope, placed, steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
@@ -528,11 +503,13 @@ class Lineage:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
         said, owner = placed.said, placed.identity.program_id
         assert said is not None  # noqa: S101  see `answered`
-        new = (text for text in texts if not self._is_told(scope, text, said))
-        handed = tuple(digest_of(placed.start, "handed", text) for text in new)
+        handed = tuple(
+            digest_of(placed.start, "handed", text) for text in texts if not self._is_told(scope, text, said)
+        )
         for digest in handed:
             task = self._handed.get(scope, digest)
-            self._handed.put(scope, digest, _Task(SEVERAL if task and task.program_id != owner else owner, kind))
+            is_own = task is None or task.program_id == owner
+            self._handed.put(scope, digest, _Task(owner if is_own else SEVERAL, kind))
         return handed
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
@@ -545,15 +522,15 @@ class Lineage:
     def _note_text(self, scope: str, placed: Placed, key: Digest, text: str, question: Question | None) -> None:
         program_id = placed.identity.program_id
         answer = self._answers.get(scope, key)
+        is_new = answer is None
         if answer is None:
-            answer = GivenAnswer(placed.start, folded(text)[:KEPT_BYTES])
+            answer = answer_to(placed.start, text)
             self._answers.put(scope, key, answer)
-        size = answer.size()
-        is_known = (
-            program_id in answer.owners or self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
-        )
+        size = 1 if is_new else answer.size()
+        is_again = program_id in answer.owners
         answer.add(program_id, question)
-        if not is_known and len(answer.text) >= PIECE:
+        is_unknown = self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
+        if not is_again and not is_unknown and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told = self._told.has(scope, values).tolist()
             every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
@@ -574,6 +551,11 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
     return digest_of(start, "answer", "".join(texts_of(item)))
 
 
+def _exchange_key(answer: Digest, user: Sample) -> Digest:
+    """What a short answer is kept by as well, because many programs may be given it: with the user's question."""
+    return digest_of(answer + user.head, "exchange")
+
+
 def _system_of(texts: tuple[str, ...]) -> _System:
     text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
     return _System(text, sample_of(text.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
@@ -583,7 +565,7 @@ _system_again = lru_cache(64)(_system_of)  # many requests have the same system 
 
 
 def _owners_in(
-    text: bytes, plain: bytes, keys: Collection[int], answers: Iterable[GivenAnswer], teller: ProgramId | None
+    text: bytes, keys: Collection[int], answers: Iterable[GivenAnswer], teller: ProgramId | None
 ) -> set[ProgramId]:
     """The programs whose models wrote so much of a text that nothing else explains it.
 
@@ -593,10 +575,9 @@ def _owners_in(
     bytes_of: Counter[ProgramId] = Counter()
     new_of: Counter[ProgramId] = Counter()
     for answer in answers:
-        questions = [each for each, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
-        is_asked = any(had is not None and had.may_be_in(text) for had in answer.owners.values())
-        count, new = (0, 0) if answer.is_crowded else answer.bytes_in(text if is_asked else plain, keys)
+        count, new = (0, 0) if answer.is_crowded else answer.bytes_in(text, keys)
         if count:
+            questions = [each for each, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
             owners = list(answer.owners) if len(answer.owners) == 1 else questions
             if len(owners) == 1:
                 bytes_of[owners[0]] += count
@@ -611,12 +592,6 @@ def _owners_in(
 def _exchange(answer: Digest, question: Item) -> int:
     """Stands for a question and its answer among what was told."""
     return int.from_bytes(digest_of(answer, *texts_of(question))[:4])
-
-
-def _behind(said: Said, place: int) -> bytes:
-    """What is said from a place on, up to the next answer, folded."""
-    told = takewhile(lambda item: not is_answer(item), islice(said.items, place, None))
-    return folded_texts(list(told))
 
 
 def _told_before(items: list[Item], place: int) -> Iterator[Item]:
