@@ -204,8 +204,9 @@ class Lineage:
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
         fields = {name: getattr(evidence, name) for name in _DESCRIBED}
         fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
-        first = (text for item in without_system(said.items) if not is_answer(item) for text in texts_of(item))
-        identity = Identity(source, program_id, agent=agent, opening=next(first, "")[:_GIVEN_BYTES], **fields)
+        openings = (text for item in without_system(said.items) if not is_answer(item) for text in texts_of(item))
+        opening = digest_of(b"", first[:_GIVEN_BYTES]) if (first := next(openings, "")) else b""
+        identity = Identity(source, program_id, agent=agent, opening=opening, **fields)
         question = None
         if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
             user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)

@@ -151,7 +151,7 @@ class Identity(Described):
     parent_program_id: ProgramId | None = None  # the program that started this one
     starter_id: ProgramId | None = None  # the session that started this one, of which it is a thread; see `Families`
     agent: int = 0  # where the client names no thread: which of the program's agents makes the call, as they came
-    opening: str = ""  # how the first message begins, the same for agents that hand a conversation on
+    opening: bytes = b""  # a digest of how the first message begins, the same for agents that hand a conversation on
 
 
 @dataclass(frozen=True, slots=True)

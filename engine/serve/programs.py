@@ -39,7 +39,7 @@ class OpenPrograms:
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
         # The threads whose last call has no final answer, with this call and how their conversations begin.
-        self._unanswered: dict[ProgramId, dict[ThreadId, tuple[CallId, str]]] = {}
+        self._unanswered: dict[ProgramId, dict[ThreadId, tuple[CallId, bytes]]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -116,12 +116,15 @@ class OpenPrograms:
         self._calls[program_id] = self._calls.get(program_id, 0) + 1
         return program
 
-    def asked(self, identity: CallIdentity, opening: str = "") -> None:
+    def asked(self, identity: CallIdentity, opening: bytes = b"") -> None:
         """Note that a call has begun, and that its client waits for the answer. Who had to answer before, in a
         conversation with the same opening, has handed it on, and waits for nothing."""
-        had = self._unanswered.get(identity.program_id, {}).items()
-        waiting = {each: by for each, by in had if not opening or by[1] != opening or by[0] not in identity.parents}
-        self._unanswered[identity.program_id] = {**waiting, identity.thread_id: (identity.call_id, opening)}
+        waiting = self._unanswered.setdefault(identity.program_id, {})
+        if opening and identity.parents:
+            for thread_id, (call_id, began) in list(waiting.items()):
+                if began == opening and call_id in identity.parents:
+                    del waiting[thread_id]
+        waiting[identity.thread_id] = identity.call_id, opening
 
     def answered(self, identity: CallIdentity) -> None:
         """The client has the whole answer of a call, which asks for no tool. If no thread waits for one, the program

@@ -206,17 +206,17 @@ def test_one_thread_that_waits_keeps_its_program_unfinished() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "is_after", "is_over"), [("Hi", True, True), ("", True, False), ("Hi", False, False)]
+    ("opening", "is_after", "is_over"), [(b"Hi", True, True), (b"", True, False), (b"Hi", False, False)]
 )
 def test_an_agent_that_has_handed_its_conversation_on_waits_for_nothing(
-    opening: str, is_after: bool, is_over: bool
+    opening: bytes, is_after: bool, is_over: bool
 ) -> None:
     """The other one goes on with it and answers. One that works beside it has not got it."""
     clock = FakeClock()
     backend, opened = RecordingBackend(clock), OpenPrograms(clock)
     program = opened.enter(identity())
     desk, reporter = backend.begin(program, "desk"), backend.begin(program, "reporter")
-    opened.asked(desk.identity, "Hi")
+    opened.asked(desk.identity, b"Hi")
     opened.asked(replace(reporter.identity, parents=(desk.identity.call_id,) if is_after else ()), opening)
     opened.answered(reporter.identity)
     row = backend.table.get(program.program_id)
