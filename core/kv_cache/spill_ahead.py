@@ -22,7 +22,7 @@ def copies_prompt(policy: KvPolicy, tokens: int, memory: Memory, now_s: float) -
     """Whether a running call's prompt of so many tokens is copied out beside the steps as soon as it is computed. The
     step after a call's end may evict what it leaves, and would have to wait for all of its copy.
 
-    The copy takes no room from a context that an open program may need: as long as the call runs, it is of no use.
+    The caller gives the copy no room of a context that an open program may need: while the call runs, it is of no use.
     """
     context = Context(None, "", now_s, KnownTime(0.0), tokens)
     return policy.decide(context, memory, now_s).action is Action.SPILL

@@ -77,13 +77,11 @@ def test_a_little_host_memory_opens_no_more_programs(host_tokens: float, opened:
 @pytest.mark.parametrize(("host_tokens", "part"), [(0, 1.0), (1000, 0.5), (3000, 0.25)])
 def test_host_memory_takes_what_outgrows_the_kv_cache(host_tokens: float, part: float) -> None:
     """Behind a policy that learns, the gate leaves less room for the growth of contexts then."""
-    policy = gated("learned", 1e6, host_tokens * 1000)
+    policy, alone = gated("learned", 1e6, host_tokens * 1000), gated("learned", 1e6)
     program = ProgramView("a", "a")
-    for number in range(12):
-        run(policy, arrive(policy, f"a{number}", 100 * number + 99, float(number), program), 1, float(number))
-    alone = gated("learned", 1e6)
-    for number in range(12):
-        run(alone, arrive(alone, f"a{number}", 100 * number + 99, float(number), program), 1, float(number))
+    for each in (policy, alone):
+        for number in range(12):
+            run(each, arrive(each, f"a{number}", 100 * number + 99, float(number), program), 1, float(number))
     assert alone.gate.growth_tokens > 10
     assert policy.gate.growth_tokens == pytest.approx(part * alone.gate.growth_tokens, abs=1)
 

@@ -37,8 +37,8 @@ def make(tmp_path: Path) -> Make:
     return partial(harness, tmp_path, beside=0)
 
 
-def begin(make: Make, **options: Any) -> tuple[Any, Pace]:
-    """A harness in which call "b2" runs, and call "a2" has come, whose context of 64 tokens only host memory has."""
+def spilled(make: Make, **options: Any) -> tuple[Any, Pace]:
+    """A harness in which only host memory has the context of program "a", 64 tokens, whose tool runs."""
     h = make(blocks=16, **options)
     call(h, "a1", prompt_of(1, 64), "a")
     start_tool(h, "a", "search")
@@ -47,6 +47,12 @@ def begin(make: Make, **options: Any) -> tuple[Any, Pace]:
     h.settle()
     reset_device(h)
     h.worker.copies_beside = pace = Pace()
+    return h, pace
+
+
+def begin(make: Make, **options: Any) -> tuple[Any, Pace]:
+    """A harness in which call "b2" runs, and call "a2" has come, whose context of 64 tokens only host memory has."""
+    h, pace = spilled(make, **options)
     h.add("b2", prompt=prompt_of(3, 20), max_tokens=40, program_id="c", program_name="c")
     h.step()
     h.add("a2", prompt=NEXT, max_tokens=3, program_id="a", program_name="a", call_id="a2")
@@ -241,14 +247,7 @@ def test_a_prompt_is_copied_out_while_its_call_runs(make: Make) -> None:
 
 def test_a_prompt_takes_no_room_from_what_a_program_may_need(make: Make) -> None:
     """Host memory has room for the context of one program, whose tool runs. The prompt of a running call stays out."""
-    h = make(blocks=16, swap_blocks=5)
-    call(h, "a1", prompt_of(1, 64), "a")
-    start_tool(h, "a", "search")
-    call(h, "b1", prompt_of(2, 230), "b", max_tokens=1)
-    end(h, "b")
-    h.settle()
-    reset_device(h)
-    h.worker.copies_beside = pace = Pace()
+    h, pace = spilled(make, swap_blocks=5)
     pace.goes = True
     h.add("long", prompt=prompt_of(3, 100), max_tokens=20, program_id="c", program_name="c")
     for _ in range(6):
