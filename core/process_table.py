@@ -163,10 +163,6 @@ class ProcessTable(ShownAsTable):
 
         Such a call leaves with the account of its latest output, and its scheduler reports the final account later.
         Only service, wait and preemptions are taken over. A call whose program has ended changes nothing.
-
-        Args:
-            call: the call's row.
-            account: the final account.
         """
         with self._lock:
             row = self._rows.get(call.identity.program_id)
@@ -188,12 +184,6 @@ class ProcessTable(ShownAsTable):
 
     def tool_started(self, program_id: ProgramId, run: Hashable, name: str, now_s: float) -> RunningTool | None:
         """Note that a program waits for a tool from now on.
-
-        Args:
-            program_id: the program.
-            run: the tool's run, used once.
-            name: the tool's name.
-            now_s: the time.
 
         Returns:
             The tool; None if this run is known already, or the program has ended.
@@ -219,11 +209,6 @@ class ProcessTable(ShownAsTable):
 
     def close(self, program_id: ProgramId, state: ProgramState, now_s: float) -> ProgramRow | None:
         """Remove the row of a program that has ended, after folding in its calls in flight.
-
-        Args:
-            program_id: the program.
-            state: how it ended.
-            now_s: the time.
 
         Returns:
             The program's last row, or None if it has no row. It has ended with its last answer, if that is known: what

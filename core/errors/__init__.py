@@ -82,13 +82,7 @@ def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 def restored(kind: type[WeftError], message: str, attributes: Mapping[str, Any]) -> WeftError:
-    """Rebuild an error that another process has raised.
-
-    Args:
-        kind: the class of the error.
-        message: its finished message.
-        attributes: its other attributes, by name.
-    """
+    """Rebuild an error that another process has raised."""
     return _restore(kind, (message,), dict(attributes))
 
 
@@ -212,12 +206,7 @@ class BalancerError(WeftError, ValueError):
 
 
 class NotReachableError(WeftError, ConnectionError):
-    """No Weft server answers at an address.
-
-    Args:
-        url: the address, as it was given.
-        reason: a sentence.
-    """
+    """No Weft server answers at an address."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
@@ -451,12 +440,7 @@ class EngineStartError(EngineError):
 
 
 class ListenError(EngineError, ValueError):
-    """An engine cannot listen at an address.
-
-    Args:
-        listen: the address, as it was given.
-        reason: a sentence.
-    """
+    """An engine cannot listen at an address."""
 
     def __init__(self, listen: str, reason: str) -> None:
         super().__init__(

@@ -84,8 +84,5 @@ def loads_beside(running: int) -> bool:
 
     A step that waits delays all running calls by the whole copy, and a call that waits is delayed by the rest of a step
     more. So a call waits as soon as there is another to compute meanwhile.
-
-    Args:
-        running: The calls that run.
     """
     return running > 0

@@ -394,9 +394,6 @@ class Retention(Contexts):
 class TieredRetention(Retention):
     """Retention that still knows contexts which the device has evicted, as long as host memory has a part of them.
 
-    Args:
-        host: Host memory, with the same policy.
-
     Attributes:
         host: The host memory.
         spills: Contexts to copy to host memory. The caller takes them out.

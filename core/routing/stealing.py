@@ -78,9 +78,6 @@ class Stealing:
     once. The paper moves one session at a time, and assigns it to the thief, because its KV moves along. Here that
     holds on one host only. So only a call moves of which the victim has little cached for the difference in load, and
     the program stays assigned to the engine that has the rest of its KV.
-
-    Args:
-        config: the limits.
     """
 
     def __init__(self, config: StealingConfig) -> None:

@@ -21,11 +21,7 @@ from weft.core.program import Program
 
 
 class FakeClock:
-    """A clock in seconds that stands still until `advance`. Pass it as any `clock` argument.
-
-    Args:
-        now_s: the time at the start.
-    """
+    """A clock in seconds that stands still until `advance`. Pass it as any `clock` argument."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s

@@ -66,10 +66,6 @@ class Script:
     def reply(self, request: Mapping[str, Any], identity: CallIdentity) -> Reply:
         """The next reply.
 
-        Args:
-            request: In OpenAI's chat format.
-            identity: The call's ids.
-
         Raises:
             ScriptError: There is none, or it is of the wrong kind.
             Exception: The reply is one.

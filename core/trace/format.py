@@ -133,10 +133,6 @@ def is_trace(path: Path) -> bool:
 def parse(line: str, where: str) -> TraceProgram:
     """Return the program on one line of a trace.
 
-    Args:
-        line: the text.
-        where: file and line, for errors.
-
     Raises:
         TraceError: the text is not a program, or its calls and parents are inconsistent.
     """

@@ -18,11 +18,7 @@ E = TypeVar("E", bound="FrontEnd")
 
 
 class Create(Generic[E, P]):
-    """The class method `create` of an engine class, with the parameters of the class, for type checkers as well.
-
-    Args:
-        init: The `__init__` of the class.
-    """
+    """The class method `create` of an engine class, with the parameters of the class, for type checkers as well."""
 
     def __init__(self, init: Callable[Concatenate[E, P], None]) -> None:
         del init  # the class has it

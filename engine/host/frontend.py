@@ -55,9 +55,6 @@ class FrontEnd:
     `weft.Engine`, `weft.AsyncMultiLLMEngine` and the engine of `weft.connect` differ in their `Link`, the way to where
     calls run.
 
-    Args:
-        options: The engine's options.
-
     Attributes:
         engine_id: The engine's name in this process.
         model: The name that the engine serves, the first of several.

@@ -21,13 +21,7 @@ _CHECKS_A_TIMEOUT: Final = 4  # so a program ends at most a quarter of its time-
 
 
 class IdleChecks:
-    """Checks the programs that have a time-out, now and then while there are any. Any thread may use it.
-
-    Args:
-        loop: The engine's event loop.
-        table: The engine's process table.
-        clock: Monotonic seconds, the engine's.
-    """
+    """Checks the programs that have a time-out, now and then while there are any. Any thread may use it."""
 
     def __init__(self, loop: LoopThread, table: ProcessTable, clock: Callable[[], float]) -> None:
         self._loop = loop

@@ -235,12 +235,7 @@ class InFlight:
 
 
 class InFlightCalls:
-    """Keeps the calls in flight. May be used from any thread.
-
-    Args:
-        table: The engine's process table.
-        clock: Monotonic seconds.
-    """
+    """Keeps the calls in flight. May be used from any thread."""
 
     def __init__(self, table: ProcessTable, clock: Callable[[], float]) -> None:
         self.table = table

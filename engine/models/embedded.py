@@ -58,9 +58,6 @@ def embedded_model(progress: ProgressCallback | None = None) -> Path:
     The model is prepared once for each cache folder. That blocks for about half a minute, and for a download of 93 MB.
     Other processes that call this function meanwhile wait.
 
-    Args:
-        progress: called with the progress.
-
     Raises:
         ModelPrepareError: the model cannot be fetched, verified, converted or written. The message says what to do.
     """

@@ -21,12 +21,7 @@ class _WaitingCall:
 
 
 class DispatchQueue:
-    """Dispatches calls to the replicas of one model in order of arrival. Most calls do not have to wait.
-
-    Args:
-        model: The model's name, for errors.
-        replicas: The model's replicas.
-    """
+    """Dispatches calls to the replicas of one model in order of arrival. Most calls do not have to wait."""
 
     def __init__(self, model: str, replicas: ReplicaSet) -> None:
         self._model = model

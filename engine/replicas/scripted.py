@@ -35,14 +35,7 @@ _MODEL: Final = ("generate",)
 
 
 class ScriptedReplica(Replica):
-    """Gives replies as the tokens that a model would have sampled. vLLM makes text of them, and finds stop strings.
-
-    Args:
-        engine_id: The replica's name.
-        arguments: vLLM's arguments.
-        script: What it answers.
-        on_account: Called with each call's account.
-    """
+    """Gives replies as the tokens that a model would have sampled. vLLM makes text of them, and finds stop strings."""
 
     def __init__(self, engine_id: EngineId, arguments: AsyncEngineArgs, script: Script, on_account: OnAccount) -> None:
         self.engine_id = engine_id

@@ -228,9 +228,6 @@ class CallTable:
     def check_integrity(self, running: set[str]) -> None:
         """Assert that the sums over programs, calls and requests agree. For tests.
 
-        Args:
-            running: The requests that vLLM runs.
-
         Raises:
             AssertionError: They do not; the message names what disagrees.
         """

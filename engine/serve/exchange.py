@@ -77,12 +77,7 @@ PROGRAM: Final = b"weft-program-id"
 
 
 class ServeRequests(CheckIds):
-    """`CheckIds` for Weft's own server, which finds each request's program, and refuses calls that are too many.
-
-    Args:
-        app: The application.
-        engine: Runs its calls.
-    """
+    """`CheckIds` for Weft's own server, which finds each request's program, and refuses calls that are too many."""
 
     def __init__(self, app: App, engine: ServedEngine) -> None:
         super().__init__(app)

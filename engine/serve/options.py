@@ -82,10 +82,6 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
 def gpus_of_replicas(options: Namespace, replicas: int) -> list[str]:
     """For each replica on this host the GPUs that it sees, as in CUDA_VISIBLE_DEVICES. No two replicas share one.
 
-    Args:
-        options: vLLM's options.
-        replicas: How many replicas are served.
-
     Returns:
         An empty list if each replica sees what the server sees: there is only one, vLLM does not run on CUDA, or
         there are too few GPUs, but `--gpu-memory-utilization` lets all replicas share.

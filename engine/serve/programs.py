@@ -24,11 +24,7 @@ _RETRY_S: Final = 1.0
 
 
 class OpenPrograms:
-    """Keeps the programs that are open. Use it on the engine's event loop.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """Keeps the programs that are open. Use it on the engine's event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -36,13 +36,7 @@ class ServedRequest:
 
 
 class ServedRequests:
-    """The requests that were admitted and have not ended. Use it on the engine's event loop.
-
-    Args:
-        programs: The open programs.
-        admission: Admits the model's calls.
-        clock: Returns monotonic seconds.
-    """
+    """The requests that were admitted and have not ended. Use it on the engine's event loop."""
 
     def __init__(self, programs: OpenPrograms, admission: Admission, clock: Callable[[], float]) -> None:
         self._programs = programs
@@ -124,9 +118,6 @@ class ServedRequests:
 class SharedLineage:
     """`Lineage` on the server's event loop: one request uses it at a time, and large ones are read on another thread,
     while streams go on.
-
-    Args:
-        lineage: The lineage.
     """
 
     def __init__(self, lineage: Lineage) -> None:

@@ -32,11 +32,6 @@ def add_metrics(app: FastAPI, engine: WatchedEngine, keys: KeyRing) -> None:
 
     A request with a trusted key, whose sender may know of all tenants, gets all names. So does everybody on a server
     without keys, which shows its programs to everybody anyway.
-
-    Args:
-        app: vLLM's application.
-        engine: Its metrics are added to vLLM's.
-        keys: The server's keys.
     """
     all_names = _registry(engine, ALL)
     few_names = _registry(engine, shown_to_strangers(keys.tenants)) if keys else all_names

@@ -124,12 +124,7 @@ def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -
 
 
 def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:
-    """How uvicorn serves an application, by vLLM's options.
-
-    Args:
-        app: The application.
-        options: vLLM's options.
-    """
+    """How uvicorn serves an application, by vLLM's options."""
     log_config = get_uvicorn_log_config(options)
     return uvicorn.Config(
         app,

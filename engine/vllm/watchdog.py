@@ -37,12 +37,7 @@ async def kill_if_stuck(llm: AccountingLLM, processes: Collection[BaseProcess], 
 
 
 async def report_death(llm: AccountingLLM, engine_id: EngineId) -> None:
-    """Wait until an engine dies, and log it. Run it on the engine's event loop.
-
-    Args:
-        llm: The engine.
-        engine_id: Its name, for the log.
-    """
+    """Wait until an engine dies, and log it. Run it on the engine's event loop."""
     outputs = llm.output_handler
     if outputs is None:
         return

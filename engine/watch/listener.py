@@ -28,9 +28,6 @@ _MOST_CONNECTIONS: Final = 64
 class Listener:
     """Serves an engine's state over HTTP, without keeping the engine alive.
 
-    Args:
-        listen: See `parse`.
-
     Raises:
         ListenError: The address is no loopback address and no unix socket.
         MissingPackageError: Starlette or uvicorn are not installed.

@@ -80,11 +80,7 @@ class WatchedEngine(Protocol):
 
 
 class LiveReader:
-    """Reads an engine's state. Use it on the engine's event loop.
-
-    Args:
-        engine: The engine.
-    """
+    """Reads an engine's state. Use it on the engine's event loop."""
 
     def __init__(self, engine: WatchedEngine) -> None:
         self._engine = engine

@@ -67,10 +67,6 @@ connection: Final = _Connection()
 def default_resources(arguments: AsyncEngineArgs, replicas: int) -> dict[str, Any]:
     """The resources that a replica asks of Ray unless the user names others.
 
-    Args:
-        arguments: vLLM's arguments.
-        replicas: how many replicas there will be.
-
     Returns:
         Options of a Ray actor: a GPU for each rank, or on CPU the most cores that all replicas can have.
     """

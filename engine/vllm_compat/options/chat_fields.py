@@ -94,10 +94,6 @@ FILLED_IN: Final = frozenset({"messages", "request_id", "session_id", "stream"})
 def check_fields(names: Iterable[str], known: Collection[str]) -> None:
     """Check the names of request fields that a user sets.
 
-    Args:
-        names: The names.
-        known: The names that can be set.
-
     Raises:
         InvalidRequestError: A name is not among `known`. The message names it, and the known name nearest to it.
     """

@@ -60,13 +60,7 @@ class _Rising:
         self._seen: dict[EngineId, dict[str, tuple[float, float]]] = {}
 
     def of(self, replica: EngineId, name: str, value: float) -> float:
-        """The sum over all processes of the replica.
-
-        Args:
-            replica: The replica.
-            name: Tells its sums apart.
-            value: The sum of its present process.
-        """
+        """The sum over all processes of the replica."""
         sums = self._seen.setdefault(replica, {})
         before, last = sums.get(name, (0.0, 0.0))
         if value < last:
