@@ -2,14 +2,17 @@
 
 The conversation has 200 turns and 100,000 characters, and no id. Each round begins with a new `Lineage` and reports the
 median of its last ten turns. The large request is read and placed on another thread, as in the server, so it holds up
-others for as long as its longest step keeps Python's lock. With `--server` it is also sent to the scripted server, and
-to vLLM's application in it without Weft's part, while a task of the event loop wants to run each half millisecond.
+others for as long as its longest step keeps Python's lock. With `--server` it is also sent to the scripted server, to
+Weft's part of it alone, and to vLLM's application alone, while a task of the event loop wants to run each half
+millisecond; as a control, the task also runs while nothing is sent.
 Printed are medians, with the lowest and the highest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import gc
 import json
 import os
 import random
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,6 +33,7 @@ from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage
 from weft.core.identity.sources import Evidence
 from weft.engine.http.bodies import read_json
+from weft.engine.http.check_ids import App, Receive, Scope, Send
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve import server
 from weft.testing import ScriptedServer
@@ -38,6 +42,9 @@ TURNS: Final = 200
 CHARACTERS: Final = 100_000
 ROUNDS: Final = 20
 LARGE_BYTES: Final = 20_000_000
+MESSAGES: Final = 9_999  # more are no conversation for lineage
+REQUESTS: Final = 20
+own: Final = server.guarded
 WORDS: Final = ("harbour", "keeper", "counted", "ships", "night", "train", "river", "plant", "light", "gull")
 
 
@@ -89,55 +96,111 @@ def longest_step_ms(work: Callable[[], object]) -> float:
     return 1e3 * longest_s
 
 
-def steps(kind: str, texts: list[str]) -> None:
+def shapes(rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Requests of about 20 MB."""
+    long, each = text(rng, LARGE_BYTES), LARGE_BYTES // MESSAGES
+    yield "one text", {"messages": [{"role": "user", "content": long}]}
+    lines = long.replace(" ", "\n")
+    yield "one text with a line break after each word", {"messages": [{"role": "user", "content": lines}]}
+    han = "".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(LARGE_BYTES // 6))
+    yield "one text of Unicode escapes", {"messages": [{"role": "user", "content": han}]}
+    image = base64.b64encode(rng.randbytes(LARGE_BYTES * 3 // 4)).decode()
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": f"data:x;base64,{image}"}},
+    ]
+    yield "an image in base64", {"messages": [{"role": "user", "content": parts}]}
+    yield (
+        f"{MESSAGES} texts",
+        {"messages": [{"role": ("user", "assistant")[n % 2], "content": text(rng, each)} for n in range(MESSAGES)]},
+    )
+    calls: list[dict[str, Any]] = []
+    for n in range(MESSAGES // 2):
+        function = {"name": "search", "arguments": json.dumps({"words": text(rng, each)})}
+        calls.append({"role": "assistant", "tool_calls": [{"id": f"c{n}", "type": "function", "function": function}]})
+        calls.append({"role": "tool", "tool_call_id": f"c{n}", "content": text(rng, each)})
+    yield f"{MESSAGES // 2} tool calls with results", {"messages": calls}
+    nested: list[Any] = [{"role": "user", "content": "Go on."}]
+    for n in range(MESSAGES):
+        deep: Any = text(rng, each)
+        for _ in range(50):
+            deep = {"a": deep}
+        nested.append({"role": "user", "content": str(n), "more": deep})
+    yield f"{MESSAGES} texts in 50 objects each", {"messages": nested}
+
+
+def steps(kind: str, request: dict[str, Any]) -> None:
     """Print the longest step of what is done with a large request on another thread."""
-    messages = [{"role": ("user", "assistant")[n % 2], "content": each} for n, each in enumerate(texts)]
-    large = json.dumps({"messages": messages}).encode()
-    request = read_json(large)
+    large = json.dumps(request).encode()
+    read = read_json(large)
     for name, work in (
         ("json.loads", lambda: json.loads(large)),
         ("Weft's reading", lambda: read_json(large)),
-        ("finding its program", lambda: Lineage().place(Evidence(), request, "-", ":1")),
+        ("finding its program", lambda: Lineage().place(Evidence(), read, "-", ":1")),
     ):
+        gc.freeze()  # as the server does when it starts
         typer.echo(f"{len(large)} bytes, {kind}, {name}: {spread([longest_step_ms(work) for _ in range(5)], 1)} ms")
 
 
-def standstill_ms(url: str, engine: AsyncMultiLLMEngine, large: Path) -> tuple[float, float]:
-    """The longest pause of a task on the loop of a server that gets a large request, and the most CPU time that others
-    took on the loop in between, in milliseconds."""
-    done, pauses, spent = threading.Event(), [0.0], [0.0]
+def standstill_ms(url: str, engine: AsyncMultiLLMEngine, large: Path | None) -> float:
+    """The longest pause in milliseconds of a task on the loop of a server that gets a large request, or, as a control,
+    nothing for half a second."""
+    done, pauses = threading.Event(), [0.0]
 
     async def watch() -> None:
-        now_s, cpu_s = time.perf_counter(), time.thread_time()
+        now_s = time.perf_counter()
         while not done.is_set():
             await asyncio.sleep(0.0005)
             pauses.append(time.perf_counter() - now_s)
-            spent.append(time.thread_time() - cpu_s)
-            now_s, cpu_s = time.perf_counter(), time.thread_time()
+            now_s = time.perf_counter()
 
     watching = engine.submit(watch())
     time.sleep(0.5)
-    pauses[:], spent[:] = [0.0], [0.0]
-    # Another process sends it, because this one's lock is what is measured.
-    code = "import httpx, sys; httpx.post(sys.argv[1], content=open(sys.argv[2], 'rb'), headers=eval(sys.argv[3]))"
-    route = f"{url}/v1/chat/completions"
-    headers = "{'content-type': 'application/json'}"
-    subprocess.run([sys.executable, "-c", code, route, str(large), headers], check=True)  # noqa: S603  our own code
+    if large is not None:
+        pauses[:] = [0.0]
+        # Another process sends it, because this one's lock is what is measured.
+        code = (
+            "import httpx, sys; httpx.post(sys.argv[1] + '/v1/chat/completions', content=open(sys.argv[2], 'rb'), "
+            "headers={'content-type': 'application/json'}, timeout=99)"
+        )
+        subprocess.run([sys.executable, "-c", code, url, str(large)], check=True)  # noqa: S603  our own code
     done.set()
     watching.result()
-    return 1e3 * max(pauses), 1e3 * max(spent)
+    return 1e3 * (max(pauses) - 0.0005)
 
 
-def standstills(text: str) -> None:
-    """Print the pauses of Weft's server, and of vLLM's application in it without Weft's part."""
-    own, folder = server.guarded, Path(tempfile.mkdtemp())
-    (folder / "large").write_text(json.dumps({"model": "scripted", "messages": [{"role": "user", "content": text}]}))
-    for name, guarded in (("weft serve", own), ("vLLM's application alone", lambda app, *_others: app)):
+def without_vllm(app: App, *others: Any) -> App:
+    """Weft's part of the server, and an application that only takes the request."""
+
+    async def take(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    return own(take, *others)
+
+
+def standstills(shaped: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Print the pauses of Weft's server, of Weft's part of it, and of vLLM's application without Weft's part."""
+    folder = Path(tempfile.mkdtemp())
+    files: list[tuple[str, Path]] = []
+    for name, request in shaped:
+        files.append((name, folder / str(len(files))))
+        files[-1][1].write_text(json.dumps({"model": "scripted", **request}))
+    kinds: dict[str, Callable[..., App]] = {
+        "weft serve": own,
+        "Weft's part": without_vllm,
+        "vLLM's application": lambda app, *_others: app,
+    }
+    for name, guarded in kinds.items():
         server.guarded = guarded
         with ScriptedServer(lambda _request: "ok") as served:
-            found = [standstill_ms(served.url, served.engine, folder / "large") for _ in range(5)]
-        pauses, spent = zip(*found, strict=True)
-        typer.echo(f"{name}: longest pause {spread(pauses, 0)} ms, of the loop's own CPU time {spread(spent, 0)} ms")
+            for shape, file in (("nothing", None), *files):
+                found = [standstill_ms(served.url, served.engine, file) for _ in range(REQUESTS + 1)][1:]
+                typer.echo(f"{name}, {shape}: longest pause {spread(found, 1)} ms")
 
 
 def main(
@@ -148,13 +211,10 @@ def main(
     for has_tools in (False, True):
         found = [turn_ms(random.Random(seed), has_tools=has_tools) for seed in range(ROUNDS)]
         typer.echo(f"turn {TURNS}, {'with tool calls' if has_tools else 'texts alone'}: {spread(found)} ms")
-    rng = random.Random(0)
-    long = text(rng, LARGE_BYTES)
-    steps("one text", [long])
-    steps("one text with a line break after each word", [long.replace(" ", "\n")])
-    steps("9,999 texts", [text(rng, LARGE_BYTES // 9_999) for _ in range(9_999)])
+    for kind, request in shapes(random.Random(0)):
+        steps(kind, request)
     if server_too:
-        standstills(long)
+        standstills(shapes(random.Random(0)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The bodies of requests: bounds on those that are still arriving, and how large ones are read.
 
 Their bytes are held before a request is admitted. One call into C holds Python's lock for as long as it takes, which is
-milliseconds for each MiB. So that other threads go on, large JSON is checked in steps, and read without the middle of
-its longest texts.
+milliseconds for each MiB. So that other threads go on, large JSON is read in steps, and without the middle of its
+longest texts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from weft.core.errors import ArrivingError, InvalidRequestError
 
@@ -29,6 +32,13 @@ _KEPT: Final = 4  # steps of a long text, of its beginning and of its end: it is
 _OPEN: Final = re.compile(
     rb"(?:[\xc0-\xff][\x80-\xbf]{0,2}|(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z"
 )
+_MOST_LEVELS: Final = 1000  # of lists and objects, as in Python's own reader
+_CHANGES: Final = np.zeros(256, np.int8)  # of the level
+_CHANGES[list(b"[{")], _CHANGES[list(b"]}")] = 1, -1
+_CLOSING: Final = bytes.maketrans(b"[{", b"]}")
+_MARK: Final = secrets.token_hex(8)  # stands for what was read before, and at the end of what goes on
+_FIRST: Final = b'{"%s":' % _MARK.encode()
+_MARKED: Final = {b"[": b',"%s"' % _MARK.encode(), b"{": b',"%s":"%s"' % (_MARK.encode(), _MARK.encode())}
 _ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be of half a pair
 _HALF: Final = re.compile(  # the escape of half of a surrogate pair
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -109,7 +119,7 @@ class Arrivals:
         self._bytes[sender] += count
 
 
-def read_json(body: bytes, changed: tuple[str, ...] = ()) -> Any:
+def read_json(body: bytes | bytearray, changed: tuple[str, ...] = ()) -> Any:
     """The JSON in a body. In large ones, texts of more than 576 KiB have a digest in place of their middle. This does
     not hold for an object with one of the members `changed`, which is written again.
 
@@ -120,44 +130,109 @@ def read_json(body: bytes, changed: tuple[str, ...] = ()) -> Any:
     """
     encoding = json.detect_encoding(body)
     wrong = [] if encoding.startswith("utf-8") else [f"the request's JSON is in {encoding}."]
-    if len(body) <= LARGE_BYTES or wrong:
+    if len(body) <= LARGE_BYTES or encoding != "utf-8":
         read = json.loads(body)
         wrong = wrong or _wrong_in(body, 0)
     else:
-        read = json.loads(b"".join(_cut(body, wrong)))
+        read = _joined(_pieces(body, wrong))
     if wrong:
         raise InvalidRequestError(f"{wrong[0]} Send text in UTF-8.")
-    return json.loads(body) if isinstance(read, dict) and any(name in read for name in changed) else read
+    is_changed = isinstance(read, dict) and any(name in read for name in changed)
+    return json.loads(body) if read is None or is_changed else read
 
 
-def _cut(body: bytes, wrong: list[str]) -> Iterator[bytes]:
-    """The parts of a body, less the middles of long texts. A text that is longer than a step begins one, so that it is
-    cut in the same places wherever it stands. What is no Unicode goes into `wrong`."""
-    inside: list[bytes] = []  # steps of a text, without its beginning and its end
-    place, is_inside = 0, False
+class _Piece(NamedTuple):
+    text: bytes
+    shared: int  # so many of the containers that were open at its beginning are still open at its end
+    opened: bytes  # the brackets of all containers that are open at its end, in a list of the whole body
+
+
+def _pieces(body: bytes | bytearray, wrong: list[str]) -> Iterator[_Piece]:
+    """The parts of a body between commas, less the middles of long texts. A text that is longer than a step begins one,
+    so that it is cut in the same places wherever it stands. What is no Unicode goes into `wrong`."""
+    parts: list[bytes | bytearray] = []
+    inside: list[bytes | bytearray] = []  # steps of a text, without its beginning and its end
+    place, is_inside, shared, opened = 0, False, 1, b"["
     while place < len(body):
         step = body[place : place + _STEP_BYTES]
         plain = step.replace(rb"\\", b"__")
         if place + len(step) < len(body):
             plain = plain[:-16] + _OPEN.sub(b"", plain[-16:], 1)
-        wrong += _wrong_in(step[: len(plain)], place)
         plain = plain.replace(rb"\"", b"__")
         quotes = plain.count(b'"')
-        goes_on = is_inside and not quotes
-        is_inside ^= quotes % 2 > 0
-        inside.append(step[: plain.rfind(b'"') + 1 if is_inside and quotes else len(plain)])
-        place += len(inside[-1])
-        if not goes_on or place == len(body):
-            last = inside.pop()
-            digest = hashlib.blake2b(digest_size=16)
-            for each in (middle := inside[_KEPT:-_KEPT]):
-                digest.update(each)
-            yield from (*inside[:_KEPT], digest.hexdigest().encode(), *inside[-_KEPT:]) if middle else inside
-            yield last
+        was_inside, is_inside = is_inside, is_inside ^ (quotes % 2 > 0)
+        step, comma = step[: plain.rfind(b'"') + 1 if is_inside and quotes else len(plain)], 0
+        if was_inside and not quotes and place + len(step) < len(body):
+            inside.append(step)
+        else:
+            data = np.frombuffer(plain, np.uint8)[: len(step)]
+            is_outside = (np.cumsum(data == ord('"'), dtype=np.int32) + was_inside) % 2 == 0
+            changes = _CHANGES[data] * is_outside
+            depths = np.cumsum(changes, dtype=np.int32)
+            commas = np.flatnonzero((data == ord(",")) & is_outside)[::-1]
+            if len(commas):  # the last of those that are in the fewest containers, in the second half if it has any
+                commas = commas[commas >= min(len(step) // 2, commas[0])]
+                step, comma, is_inside = step[: commas[depths[commas].argmin()]], 1, False
+            changes, depths = changes[: len(step)], depths[: len(step)]
+            least = np.minimum.accumulate(depths[::-1])[::-1]  # from there to the end
+            low = len(opened) + min([0, *least[:1].tolist()])
+            shared = min(shared, low)
+            opened = opened[:low] + data[: len(step)][(changes > 0) & (depths == least)].tobytes()
+            if low < 1 or (comma and len(opened) < 2):
+                raise ValueError("a bracket or a comma is outside of all containers")
+            if len(opened) > _MOST_LEVELS:
+                raise RecursionError
+            if middle := inside[_KEPT:-_KEPT]:
+                digest = hashlib.blake2b(digest_size=16)
+                for each in middle:
+                    digest.update(each)
+                inside[_KEPT:-_KEPT] = [digest.hexdigest().encode()]
+            parts += [*inside, step]
             inside.clear()
+        wrong += _wrong_in(step, place)
+        place += len(step) + comma
+        if comma or place == len(body):
+            yield _Piece(b"".join(parts), shared, opened)
+            parts.clear()
+            shared = len(opened)
 
 
-def _wrong_in(step: bytes, place: int) -> list[str]:
+def _joined(pieces: Iterable[_Piece]) -> Any:
+    """What is in the pieces together; None if that is not clear, because an object has one name twice. Each piece is
+    read by itself, inside of the containers that are open there."""
+    path: list[Any] = [[]]  # the containers that are open
+    whole, before = path[0], b"["
+    for text, shared, opened in pieces:
+        if text.lstrip()[:1] in (b"", b"]", b"}"):
+            raise ValueError("nothing is behind a comma")
+        mark = b"" if len(opened) == shared else _MARKED[opened[-1:]]
+        begin = before[:-1].replace(b"{", _FIRST) + before[-1:]
+        node = json.loads(b"".join((begin, text, mark, opened[::-1].translate(_CLOSING))))
+        last = node
+        for level, held in enumerate(path):
+            child = node.pop(0 if isinstance(node, list) else _MARK) if level + 1 < len(path) else None
+            held.extend(node) if isinstance(held, list) else held.update(node)
+            last = node if level < shared else last
+            node = child
+        del path[shared:]
+        while len(path) < len(opened):
+            path.append(last := _last_in(last))
+        if mark and _last_in(last) != _MARK:
+            return None
+        if mark:
+            last.pop(-1 if isinstance(last, list) else _MARK)
+        before = opened
+    if len(path) > 1:
+        raise ValueError("a list or an object has no end")
+    return whole[0]
+
+
+def _last_in(container: Any) -> Any:
+    found = container.values() if isinstance(container, dict) else container if isinstance(container, list) else ()
+    return next(reversed(found), None)
+
+
+def _wrong_in(step: bytes | bytearray, place: int) -> list[str]:
     """What is no Unicode in the bytes at a place.
 
     Raises:

@@ -183,13 +183,12 @@ class Exchange:
             self._is_gone |= message["type"] == "http.disconnect" and not self._has_ended
             return message
         self._has_read = True
-        found = self._refusal or await self._read()
-        if isinstance(found, bytes):
-            found = await self._check(found)
+        read = self._refusal or await self._read()
+        found = await self._check(read) if isinstance(read, bytearray) else read
         if isinstance(found, Refusal):
             await self._refuse(found)
-        if isinstance(found, bytes):
-            return {"type": "http.request", "body": found, "more_body": False}
+        elif found is not None:
+            return {"type": "http.request", "body": bytes(found), "more_body": False}
         # The application must not act on a request that was refused. An empty body would be an order to some routes.
         return {"type": "http.disconnect"}
 
@@ -224,7 +223,7 @@ class Exchange:
         """End a response that has begun by the error of its call. Returns whether there is such an error."""
         return False
 
-    async def _read(self) -> bytes | Refusal | None:
+    async def _read(self) -> bytearray | Refusal | None:
         """Return the body, or None if the client has gone."""
         limit = self._max_body_bytes
         too_large = Refusal(
@@ -248,7 +247,7 @@ class Exchange:
                 f"the request's body was not complete within {seconds:g} s. Send it without pauses, or send less.",
             )
 
-    async def _collect(self, body: bytearray, too_large: Refusal) -> bytes | Refusal | None:
+    async def _collect(self, body: bytearray, too_large: Refusal) -> bytearray | Refusal | None:
         """Wait for the rest of a body.
 
         Raises:
@@ -269,14 +268,14 @@ class Exchange:
             self._arrivals.hold(self._id_scope, len(piece))
             body += piece
             if is_last:
-                return bytes(body)
+                return body
 
     def overloaded(self, error: OverloadedError) -> Refusal:
         """The answer to a request that is too many."""
         headers = tuple((name.encode(), value.encode()) for name, value in error_headers(error).items())
         return Refusal(HTTPStatus(error_status(error)), str(error), headers)
 
-    async def _check(self, body: bytes) -> bytes | Refusal:
+    async def _check(self, body: bytearray) -> bytes | bytearray | Refusal:
         """The body with ids in their scope, and otherwise unchanged."""
         try:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
@@ -295,10 +294,8 @@ class Exchange:
                 refusal = self.take(request)
                 if refusal is not None or not has_changed:
                     return refusal or body
-                if is_spliced:
-                    return await asyncio.to_thread(_with_new, body, request) if is_large else _with_new(body, request)
-                dumped = await asyncio.to_thread(json.dumps, request) if is_large else json.dumps(request)
-                return dumped.encode()
+                write = _with_new if is_spliced else _written
+                return await asyncio.to_thread(write, body, request) if is_large else write(body, request)
         except (InvalidIdError, InvalidRequestError) as error:
             return Refusal(HTTPStatus.BAD_REQUEST, str(error))
         except RecursionError:
@@ -322,7 +319,7 @@ class Exchange:
                 f"can {self.trust_advice}."
             )
 
-    async def _check_form(self, body: bytes) -> None:
+    async def _check_form(self, body: bytearray) -> None:
         """Refuse ids in a form, as routes for audio take it: they could not be put into their scope.
 
         Raises:
@@ -366,8 +363,13 @@ class Exchange:
         return next((value for key, value in self._headers if key == name), b"")
 
 
-def _with_new(body: bytes, request: Mapping[str, Any]) -> bytes:
+def _written(_body: bytearray, request: Mapping[str, Any]) -> bytes:
+    return json.dumps(request).encode()
+
+
+def _with_new(body: bytes | bytearray, request: Mapping[str, Any]) -> bytes:
     """A body with members behind its own that it did not have."""
     new = json.dumps({name: request[name] for name in CHANGED if name in request})
     separator = b"," if len(request) > sum(name in request for name in CHANGED) else b""
-    return b"".join((body.rstrip()[:-1], separator, new[1:].encode()))  # which lets other threads go on
+    end = body.rindex(b"}")
+    return b"".join((memoryview(body)[:end], separator, new[1:].encode()))  # which lets other threads go on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_conf
 
 _POLL_S: Final = 0.2
 _LAST_ANSWERS_S: Final = 5.0  # for the errors of calls that were aborted at the end of the drain
+_SWITCH_S: Final = 0.001  # for which a thread that reads a large request may hold up streams; Python's default is 5 ms
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -58,6 +60,7 @@ def serve(
         WeftError: See `AsyncMultiLLMEngine`.
         KeyboardInterrupt: A signal came while the engine started.
     """
+    sys.setswitchinterval(_SWITCH_S)
     with (
         _log_to_stderr(),
         _socket(options) as (address, bound),

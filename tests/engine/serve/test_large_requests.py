@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
@@ -14,7 +15,7 @@ import pytest
 from weft.core.errors import InvalidRequestError
 from weft.core.identity import Evidence
 from weft.core.identity.lineage import Lineage, Placed
-from weft.engine.http import check_ids
+from weft.engine.http import bodies, check_ids
 from weft.engine.http.bodies import LARGE_BYTES, read_json
 from weft.engine.serve.requests import SharedLineage
 
@@ -180,3 +181,69 @@ def test_a_large_body_is_refused_for_what_is_no_unicode_in_the_middle_of_a_text(
                 read_json(bytes(body))
     with pytest.raises(ValueError, match="utf-8"):
         read_json(b'{"text": "' + b"x" * 3_000_000 + b'\xff"}')
+
+
+def any_json(rng: random.Random, levels: int) -> Any:
+    """Lists and objects, with all that looks like their marks in texts and names."""
+    sizes = (0, 1, 2, 9)
+    if levels and rng.random() < 0.7:
+        values = [any_json(rng, levels - 1) for _ in range(rng.choice(sizes))]
+        names = ("a", "b", "", "x,y", 'q"', "\\", "[{")
+        return values if rng.random() < 0.5 else {rng.choice(names): value for value in values}
+    return rng.choice(
+        (1, -2.5e3, None, True, "", "x,y]}", '"', '\\"', "\u00e9\u6f22\U0001f600" * 5, "[{" * 9, "z" * 300)
+    )
+
+
+def read_or_none(read: Callable[[bytes], Any], body: bytes) -> str | None:
+    """What is read of a body, in its order; None if it is no JSON."""
+    try:
+        return json.dumps(read(body))
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_read_in_steps_is_what_is_read_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the steps end, with names that an object has twice, and where the JSON is broken."""
+    monkeypatch.setattr(bodies, "LARGE_BYTES", 0)
+    monkeypatch.setattr(bodies, "_KEPT", 1_000_000)
+    rng = random.Random(seed)
+    for _ in range(200):
+        monkeypatch.setattr(bodies, "_STEP_BYTES", rng.choice((40, 64, 300)))
+        text = json.dumps(any_json(rng, 5), ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 1)))
+        text = text.replace('"b":', '"a":') if rng.random() < 0.2 else text
+        place = rng.randrange(len(text)) if rng.random() < 0.4 else len(text)
+        text = (
+            text[:place] + rng.choice(("", ",", "]", "}", "[", "{", ":", "1", " ")) + text[place + rng.randrange(2) :]
+        )
+        assert read_or_none(read_json, text.encode()) == read_or_none(json.loads, text.encode())
+
+
+@pytest.mark.parametrize("kind", ["texts", "calls", "ids", "nested"])
+def test_no_large_body_is_read_in_one_piece(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of `json.loads` holds Python's lock until it returns."""
+    message: dict[str, Any] = {"role": "user", "content": "x" * 500}
+    if kind == "calls":
+        message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "x" * 500}}]}
+    sent: dict[str, Any] = {"messages": [message] * 8_000}
+    if kind == "ids":
+        sent = {"prompt": list(range(1_000_000))}
+    if kind == "nested":
+        sent = {"messages": [{"content": [{"a": [{"b": [["x" * 500]] * 4_000}]}]}]}
+    body, read, sizes = json.dumps(sent).encode(), json.loads, []
+
+    def noted(piece: bytes) -> Any:
+        sizes.append(len(piece))
+        return read(piece)
+
+    monkeypatch.setattr(bodies.json, "loads", noted)
+    assert read_json(body) == sent
+    assert max(sizes) < 256 << 10 < len(body)
+
+
+def test_a_body_with_too_many_levels_is_refused_as_by_python() -> None:
+    """Also where no comma is in it."""
+    for one in (b"[", b'{"a":', b"[1,"):
+        with pytest.raises(RecursionError):
+            read_json(one * 400_000)
