@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -201,6 +201,12 @@ class CallPath:
             undo.pop_all()
         self._programs.observers.tell(ProgramObserver.call_arrived, identity, program.graph, now_s)
         return call, header
+
+    def note_tokens(self, call: InFlight, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Give a call's prompt and more of its output to the recorder, if there is one."""
+        if self._recorder is not None:
+            ids = call.identity
+            self._recorder.note_tokens(ids.program_id, ids.call_id, prompt=prompt, output=output)
 
     def _check_new(self, call_id: CallId) -> None:
         self._life.check_process()

@@ -45,8 +45,9 @@ class _Engine(ScriptedEngine):
         return []
 
 
-async def _generate(*_arguments: Any, **_keywords: Any) -> AsyncGenerator[Any]:
-    yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(index=0, finish_reason="stop", stop_reason=None)])
+async def _generate(prompt: Any, *_arguments: Any, **_keywords: Any) -> AsyncGenerator[Any]:
+    answer = SimpleNamespace(index=0, finish_reason="stop", stop_reason=None, token_ids=[2])
+    yield SimpleNamespace(finished=True, outputs=[answer], prompt_token_ids=prompt["prompt_token_ids"])
 
 
 class Doors:

@@ -21,6 +21,7 @@ import pytest
 import weft
 from weft.core.errors import CallFailedError, OverloadedError, RetryableCallError
 from weft.core.process_rows import ProgramRow
+from weft.core.trace.format import read
 from weft.engine.http.http_errors import error_code, error_status
 from weft.integrations.langchain import ChatWeft
 from weft.testing import Reply, ScriptedServer
@@ -95,6 +96,22 @@ def test_programs_threads_and_parents_are_the_real_servers(scripted_server: Serv
     assert other.program_id != one.program_id
     assert other.thread_id != one.thread_id
     assert [row.calls for row in server.programs] == [2, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_recording_has_the_prefixes_that_turns_share(
+    stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second prompt begins with the first one. Without that, `weft advise` would find nothing to reuse."""
+    monkeypatch.setenv("WEFT_RECORD", str(tmp_path / "runs.jsonl"))
+    user = {"role": "user", "content": "Name a river. " * 20}
+    with ScriptedServer(lambda _request: "It is a river in Africa, and a long one.") as server:
+        ask(server, [user], stream=stream)
+        answer = {"role": "assistant", "content": "It is a river in Africa, and a long one."}
+        ask(server, [user, answer, {"role": "user", "content": "And one in Europe?"}], stream=stream)
+    ((first, second),) = (program.calls for program in read(tmp_path / "runs.jsonl"))
+    assert first.shared_prefix_tokens == 0
+    assert first.prompt_tokens - 16 <= second.shared_prefix_tokens <= first.prompt_tokens + first.output_tokens
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
