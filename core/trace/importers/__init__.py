@@ -189,6 +189,8 @@ _FORMATS: Final = ", ".join(IMPORTERS)
 
 def _importer(path: Path, name: str | None, is_named: bool = True) -> Importer:
     """Return the importer of a file, which is that of the format if the file was named together with it."""
+    if path.exists() and not path.is_file():
+        raise TraceError(f"{path} is a pipe or a device, and a file is read twice; write it to a file first.")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")

@@ -79,7 +79,7 @@ class _Requests:
         Returns:
             Its last call, and when that ended, or None if it made no call.
         """
-        ends_marked = _ends_marked(requests)
+        ends_marked = _ends_marked(requests, where)
         previous, is_first, is_timed = after, True, False
         joined: list[tuple[str, float]] = []
         for number, row in enumerate(requests, 1):
@@ -121,25 +121,23 @@ class _Requests:
         return previous if not is_first else None
 
 
-def _ends_marked(requests: list[Any]) -> bool:
+def _ends_marked(requests: list[Any], where: str) -> bool:
     """Whether the times of sub-agents are those of their ends.
 
     In the public corpus they are: a sub-agent's time less its duration is the end of the call that started it. If the
     time were that of its start, it would often end after the call that waited for it.
     """
     running: list[tuple[float, float]] = []
-    for row in requests:
-        if not isinstance(row, dict):
-            continue
-        at_s = row.get("t")
-        if not isinstance(at_s, int | float):
+    for number, row in enumerate(requests, 1):
+        place = f"{where}, request {number}"
+        if not isinstance(row, dict) or (at_s := optional_seconds(row, "t", place)) is None:
             continue
         if row.get("type") != "subagent":
             if any(begin_s + duration_s > at_s + 1.0 for begin_s, duration_s in running):
                 return True
             running.clear()
-        elif isinstance(duration_ms := row.get("duration_ms"), int | float) and row.get("status") != IN_BACKGROUND:
-            running.append((at_s, duration_ms / 1000))
+        elif row.get("status") != IN_BACKGROUND:
+            running.append((at_s, optional_seconds(row, "duration_ms", place, 1e-3) or 0.0))
     return False
 
 

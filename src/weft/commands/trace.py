@@ -133,6 +133,8 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     options = ImportOptions(ends_unknown=ends_unknown, **{name: cap for name, cap in caps.items() if cap is not None})
     arrivals = None if rate is None else poisson(random.Random(f"arrivals {seed}"), rate)  # noqa: S311
     found = TraceImport(files, options, format, arrivals)
+    if any(out.exists() and out.samefile(path) for path, _ in found.files):
+        raise TraceError(f"{out} is one of the files to import, and would be replaced; give another --out.")
     with Bars("importing", found.bytes, "bytes") as bars:
         found.advance = bars.advance
         write(itertools.islice(found, programs), out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,14 @@ def test_a_file_of_no_known_format_is_refused(text: str, message: str, tmp_path:
         list(TraceImport([tmp_path / "in.json"]))
 
 
+@pytest.mark.parametrize("name", [None, "mooncake"])
+def test_a_pipe_is_refused(name: str | None, tmp_path: Path) -> None:
+    """What looks at it first would take its beginning away, and a pipe that nobody writes would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match=r"pipe is a pipe or a device.*write it to a file first"):
+        TraceImport([tmp_path / "pipe"], format=name)
+
+
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     """A file, a folder without traces, a format."""
     with pytest.raises(TraceError, match=r"none\.json cannot be read: No such file"):
@@ -219,6 +228,18 @@ def test_nothing_is_half_written(weft: Weft, tmp_path: Path) -> None:
     assert "b.json, line 1, request 1: t is None" in err
     assert out.read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json", "out.jsonl"}
+
+
+def test_a_file_to_import_is_not_written_over(weft: Weft, tmp_path: Path) -> None:
+    """Its name may be that which a trace has without `--out`; nor is it replaced through a link."""
+    path = weka(tmp_path / "trace.jsonl", (1, 1))
+    (tmp_path / "link").symlink_to(path)
+    before = path.read_text()
+    for out in (path, tmp_path / "link"):
+        code, _, err = weft("trace", "import", tmp_path, "--out", out)
+        assert code == 1
+        assert "is one of the files to import, and would be replaced; give another --out." in err
+    assert path.read_text() == before
 
 
 def test_a_new_trace_is_made_as_the_user_makes_files(tmp_path: Path) -> None:

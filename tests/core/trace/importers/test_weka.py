@@ -139,6 +139,7 @@ def test_a_file_may_have_a_session_on_each_line(tmp_path: Path) -> None:
         (session(request(0, [1], think_time="long")), "request 1: think_time is 'long'"),
         (session(request(0, [1]), subagent(1, [{}])), "request 2, request 1: t is None|request 2.*out is None"),
         (session(subagent(1, []) | {"requests": None}), "request 1: requests is None"),
+        (session(subagent(1, []) | {"duration_ms": 10**400}), "request 1: duration_ms is 1000.*expected a number"),
     ],
 )
 def test_a_wrong_session_is_refused(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
