@@ -234,6 +234,8 @@ class SegmentContexts(Contexts):
 
     def need_more_than(self, tokens: float) -> bool:
         """Whether the contexts have more than `tokens` tokens in the KV cache. O(n) for their n segments."""
+        if self.all_left_tokens <= tokens:
+            return False
         seen: set[Segment] = set()
         for end in self._inside:
             segment: Segment | None = end
