@@ -245,7 +245,8 @@ class _ServedExchange(Exchange):
             body = message.get("body", b"")
             self._asks = self._asks or _ASKS.search(body) is not None
             self._is_final = self._is_final or _FINAL.search(body) is not None
-            is_over = not message.get("more_body", False) and (self._is_final or not self._asks)
+            is_last = not message.get("more_body", False) and not self._is_gone  # vLLM answers those who have left, too
+            is_over = is_last and (self._is_final or not self._asks)
             if is_over and request is not None and request.call is not None and request.failure is None:
                 self._engine.programs.answered(request.call.identity)
             if self._answers is not None:

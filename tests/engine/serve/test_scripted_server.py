@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -129,6 +131,46 @@ def test_an_sdks_retry_belongs_to_the_call_that_it_left(scripted_server: Servers
     ask(server, [user])
     one, again, other = (call.program_id for call in server.calls)
     assert one == again != other
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize("error", [OverloadedError(1, 1, 0.1), RetryableCallError("the engine is paused.")])
+def test_an_sdks_retry_of_a_refused_call_belongs_to_its_program(
+    scripted_server: Servers, error: Exception, api: str
+) -> None:
+    """Status 429 or 503, in the first turn, which has nothing else that joins it, and in the second."""
+    server = scripted_server([error, "Good day to you.", error, error, "It is warm."])
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    for question in ("How is the weather?", ""):
+        if api == "openai":
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+                answer = client.chat.completions.create(model="scripted", messages=messages)
+                text = answer.choices[0].message.content
+        else:
+            with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
+                block: Any = client.messages.create(model="scripted", max_tokens=300, messages=messages).content[0]
+                text = block.text
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": question}]
+    assert text == "It is warm."
+    assert [row.calls for row in server.programs] == [5]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_program_whose_client_left_in_mid_answer_is_cancelled(stream: bool) -> None:
+    """With a stream or without: vLLM writes an answer to the connection that is closed."""
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Talk."}], "stream": stream}
+    with ScriptedServer(lambda _request: Reply("The keeper counts the ships. " * 400, token_s=1.0)) as server:
+        address = httpx.URL(server.url)
+        with socket.create_connection((address.host, address.port or 0)) as client:
+            sent = json.dumps(body).encode()
+            kind = "Content-Type: application/json\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{kind}Content-Length: {len(sent)}\r\n\r\n"
+            client.sendall(head.encode() + sent)
+            while not server.calls:
+                time.sleep(0.01)
+        while any(row.in_flight for row in server.programs):
+            time.sleep(0.01)
+    assert [str(row.state) for row in server.programs] == ["cancelled"]
 
 
 def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -> None:
