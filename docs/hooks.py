@@ -79,7 +79,8 @@ def clients_table() -> str:
         what = " | ".join((name, each["case"], each["api"], each["identified_by"]))
         lines.append(f"| {what} | {expected} | {verdict} | `{each['commit']}` |")
     right = sum(case["expected"] == case["seen"] for case in found["cases"])
-    return "\n".join([f"{right} of {len(found['cases'])} cases are as expected.", "", *lines])
+    lacks = "; ".join(f"{client} has no {what}" for client, what in found["lacks"].items())
+    return "\n".join([f"{right} of {len(found['cases'])} cases are as expected.", "", *lines, "", f"{lacks}."])
 
 
 def registry_table(package: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from client_packages import Package
-from client_runs import Answer, Case
+from client_runs import APPS, Answer, Case
 
+from weft.core.errors import OverloadedError, RetryableCallError
 from weft.core.testing.script import AnyReply, Reply
 
 
@@ -124,6 +126,12 @@ def long_answer(request: Mapping[str, Any]) -> AnyReply:
     """Talk until the client leaves."""
     del request
     return Reply("The keeper counts the ships. " * 400, token_s=0.05)
+
+
+def refusing(error: Exception, answer: Answer) -> Answer:
+    """Each call is refused once, with a status that says to send it again."""
+    numbers = count()
+    return lambda request: answer(request) if next(numbers) % 2 else error
 
 
 def twice(command: Sequence[str]) -> list[Any]:
@@ -350,6 +358,13 @@ def managed(request: Mapping[str, Any]) -> AnyReply:
     return Reply("", [("reporter", {"task": task})])
 
 
+def looked_up(request: Mapping[str, Any]) -> AnyReply:
+    """smolagents' reporter, whose history has calls as texts."""
+    if ": warm" not in last(request):
+        return Reply("", [("weather", {"city": city(request)})])
+    return Reply("", [("final_answer", {"answer": f"The weather in {city(request)} is as warm as it was all week."})])
+
+
 def coding(
     package: Package,
     run: Callable[..., list[str]],
@@ -404,6 +419,11 @@ def coding(
 def framework(package: Package, name: str, answer: Answer, *programs: str, **more: Any) -> Case:
     """A case of the script in `apps` that uses a framework."""
     return Case(package, name, answer, programs, **more)
+
+
+def left(package: Package) -> Case:
+    """A framework's process is interrupted in its first call."""
+    return framework(package, "abort", long_answer, "a", expects_exit=None, is_left=True, ends=("cancelled",))
 
 
 WHAT: Final = "How is the weather in the city of {city} today, and will it stay so until the boats return?"
@@ -523,6 +543,27 @@ _CASES: Final[list[Case]] = [
         api="messages",
         identified_by="x-claude-code-session-id",
     ),
+    Case(
+        CLAUDE,
+        "refused with 429",
+        refusing(OverloadedError(1, 1, 1.0), coding_agent),
+        ("a a a1 a1",),
+        command=lambda url, folder: [claude(url, question(folder))],
+        prepare=with_notes,
+        environment=CLAUDE_ENVIRONMENT,
+        api="messages",
+        identified_by="x-claude-code-session-id",
+    ),
+    Case(
+        CODEX,
+        "refused with 503",
+        refusing(RetryableCallError("the engine is paused."), coding_agent),
+        ("a a a1 a1",),
+        command=lambda url, folder: [codex(url, question(folder))],
+        prepare=codex_files,
+        api="responses",
+        identified_by="session-id, thread-id",
+    ),
     *coding(
         CODEX,
         codex,
@@ -556,10 +597,17 @@ _CASES: Final[list[Case]] = [
     framework(LANGGRAPH, "supervisor", supervised, "a b0 b1 a2 c3 a4"),
     framework(LANGGRAPH, "swarm", desk("transfer_to_reporter", {}), "a b0 b1"),
     framework(LANGGRAPH, "deepagents", deep, "a b0 a1"),
+    framework(LANGGRAPH, "resume", reporter, "a a0 a1"),
+    left(LANGGRAPH),
     framework(DSPY, "one run", react, "a a0 b1"),
     framework(DSPY, "two at once", react, "a a0 b1", "a a0 b1"),
+    framework(DSPY, "resume", react, "a a0"),
+    left(DSPY),
     framework(DSPY, "header", named, "a b", **BY_HEADER),
     framework(SMOLAGENTS, "one run", managed, "a b0 b1 a2"),
+    framework(SMOLAGENTS, "two at once", looked_up, "a a0", "a a0"),
+    framework(SMOLAGENTS, "resume", looked_up, "a a0 a1 a2"),
+    left(SMOLAGENTS),
     framework(SMOLAGENTS, "header", named, "a b", **BY_HEADER),
     framework(PYDANTIC_AI, "one run", ASK, "a b0 b1 a2"),
     framework(PYDANTIC_AI, "two at once", ASK, "a b0 b1 a2", "a b0 b1 a2"),
@@ -574,22 +622,45 @@ _CASES: Final[list[Case]] = [
     framework(LLAMA_INDEX, "one run", reporter, "a a0"),
     framework(LLAMA_INDEX, "two at once", reporter, "a a0", "a a0"),
     framework(LLAMA_INDEX, "resume", reporter, "a a0 a1"),
+    left(LLAMA_INDEX),
     framework(LLAMA_INDEX, "handoff", desk("handoff", {"to_agent": "reporter", "reason": "They know it."}), "a b0 b1"),
+    framework(AUTOGEN, "one run", reporter, "a a0"),
+    framework(AUTOGEN, "resume", reporter, "a a0 a1"),
+    left(AUTOGEN),
     framework(AUTOGEN, "selector", selected, "a b0 a1 c2"),
     framework(AUTOGEN, "swarm", swarmed, "a b0 b1"),
     framework(AUTOGEN, "swarm two at once", swarmed, "a b0 b1", "a b0 b1"),
     framework(AUTOGEN, "magentic", magentic, "a a0 a1 b2 a3 a4"),
     framework(CREWAI, "sequential", crew, "a a0 b1"),
     framework(CREWAI, "hierarchical", crew, "a b0 b1 a2"),
+    framework(CREWAI, "two at once", crew, "a a0", "a a0"),
+    left(CREWAI),
     framework(CREWAI, "header", named, "a b", **BY_HEADER),
     framework(AIDER, "three turns", noted, "a a0 a1"),
+    framework(
+        AIDER,
+        "two at once",
+        noted,
+        *("a a0 a1", "a a0 a1"),
+        command=lambda _url, _folder: twice([AIDER.program, str(APPS / "aider_app.py"), "two at once"]),
+    ),
+    framework(AIDER, "resume", noted, "a a0 a1"),
+    left(AIDER),
     framework(ADK, "agent tool", chief("reporter", {"request": WHAT}), "a b0 b1 a2"),
+    framework(ADK, "two at once", chief("reporter", {"request": WHAT}), "a b0 b1 a2", "a b0 b1 a2"),
+    framework(ADK, "resume", chief("reporter", {"request": WHAT}), "a b0 b1 a2 a3"),
+    left(ADK),
     framework(ADK, "sequential", reported, "a a0 b1"),
     framework(ADK, "transfer", desk("transfer_to_agent", {"agent_name": "reporter"}), "a b0 b1"),
     framework(ADK, "header", named, "a b", **BY_HEADER),
+    framework(LITELLM, "one run", reporter, "a a0"),
+    left(LITELLM),
     framework(LITELLM, "two at once", reporter, "a a0", "a a0"),
     framework(AGENT_FRAMEWORK, "one run", reporter, "a a0"),
     framework(AGENT_FRAMEWORK, "two at once", reporter, "a a0", "a a0"),
+    framework(AGENT_FRAMEWORK, "resume", reporter, "a a0 a1"),
+    framework(AGENT_FRAMEWORK, "sub-agent", ASK, "a b0 b1 a2"),
+    left(AGENT_FRAMEWORK),
     framework(AGENT_FRAMEWORK, "sequential", reported, "a a0 b1"),
     framework(AGENT_FRAMEWORK, "concurrent", shorter, "a b"),
     framework(AGENT_FRAMEWORK, "concurrent, with an id", shorter, "a b", identified_by="weft-program-id"),
@@ -600,5 +671,20 @@ CASES: Final = [
     replace(case, names=(NAMES[case.package.name],)) if case.package.name in NAMES else case for case in _CASES
 ]
 
+# Which of one run, two at once, a sub-agent, an abort and a resume a client does not have.
+LACKS: Final = {
+    "aider": "sub-agents",
+    "continue": "sub-agents",
+    "crewai": "resume, because a crew's run starts anew",
+    "dspy": "sub-agents",
+    "litellm": "sub-agents and no resume, because it is a gateway",
+}
+
 # Why the server does not see a case as it is.
-WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}
+WRONG: Final = {
+    ("agent-framework", "concurrent"): "the two agents share only the user's words",
+    (
+        "aider",
+        "two at once",
+    ): "the same words and answers on new connections: later turns are taken for the first run's",
+}

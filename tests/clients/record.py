@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests/support"))
 
-from cases import CASES, WRONG  # noqa: E402  its modules are in that folder
+from cases import CASES, LACKS, WRONG  # noqa: E402  its modules are in that folder
 
 TABLE = ROOT / "docs/results/clients.json"
 names = {(case.package.name, case.name) for case in CASES}
@@ -21,4 +21,4 @@ for path in sorted((ROOT / "build/clients").glob("*.json")):
     each = json.loads(path.read_text())
     found[each["client"], each["case"]] = each
 cases = [{**found[name], "why_wrong": WRONG.get(name, "")} for name in sorted(found) if name in names]
-TABLE.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+TABLE.write_text(json.dumps({"cases": cases, "lacks": LACKS}, indent=1) + "\n")

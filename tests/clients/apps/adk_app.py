@@ -50,14 +50,14 @@ def root(kind: str) -> LlmAgent | SequentialAgent | ParallelAgent:
 async def ask(kind: str, city: str) -> None:
     runner = InMemoryRunner(root(kind), app_name="app", plugins=[RunHeader("run")] if kind == "header" else [])
     session = await runner.session_service.create_session(app_name="app", user_id=city)
-    message = types.Content(role="user", parts=[types.Part(text=f"How is the weather in {city}?")])
-    async for _event in runner.run_async(user_id=city, session_id=session.id, new_message=message):
-        pass
+    for text in (f"How is the weather in {city}?", *(["And tomorrow?"] if kind == "resume" else [])):
+        message = types.Content(role="user", parts=[types.Part(text=text)])
+        async for _event in runner.run_async(user_id=city, session_id=session.id, new_message=message):
+            pass
 
 
 async def main(case: str) -> None:
-    kind, _, how = case.partition(" ")
-    await asyncio.gather(*(ask(kind, city) for city in (["Rome", "Oslo"] if how == "two at once" else ["Rome"])))
+    await asyncio.gather(*(ask(case, city) for city in (["Rome", "Oslo"] if case == "two at once" else ["Rome"])))
 
 
 asyncio.run(main(sys.argv[1]))

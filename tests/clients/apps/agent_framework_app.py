@@ -38,6 +38,9 @@ async def main(case: str) -> None:
 
         manager = Agent(CLIENT, "You are the manager.", name="manager")
         await MagenticBuilder(participants=[reporter, editor], manager_agent=manager).build().run(question)
+    elif case == "sub-agent":
+        tool = reporter.as_tool(name="ask_reporter", arg_name="question")
+        await Agent(CLIENT, "You are the chief.", name="chief", tools=[tool]).run(question)
     elif case == "two at once":
         await asyncio.gather(reporter.run(question), reporter.run("How is the weather in Oslo?"))
     else:

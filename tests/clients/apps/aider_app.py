@@ -1,7 +1,8 @@
-"""Aider: three turns of one chat, without git."""
+"""Aider: three turns of one chat, without git, and a chat that goes on later."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from aider.coders import Coder
@@ -9,13 +10,26 @@ from aider.io import InputOutput
 from aider.models import Model
 
 Path("notes.txt").write_text("The keeper counts the ships.\n")
-coder = Coder.create(
-    main_model=Model("openai/scripted"),
-    edit_format="diff",
-    io=InputOutput(yes=True, pretty=False, fancy_input=False),
-    fnames=["notes.txt"],
-    use_git=False,
-    map_tokens=0,
-)
-for turn in ("What is in the notes?", "And who counts them?", "Thank you."):
-    coder.run(turn)
+
+
+def chat(*turns: str, goes_on: bool = False) -> None:
+    coder = Coder.create(
+        main_model=Model("openai/scripted"),
+        edit_format="diff",
+        io=InputOutput(yes=True, pretty=False, fancy_input=False, chat_history_file="history.md"),
+        fnames=["notes.txt"],
+        use_git=False,
+        map_tokens=0,
+        restore_chat_history=goes_on,
+    )
+    for turn in turns:
+        coder.run(turn)
+
+
+if sys.argv[1] == "resume":
+    chat("What is in the notes?", "And who counts them?")
+    chat("Thank you.", goes_on=True)
+elif sys.argv[1] == "abort":  # of more turns, the next one would follow
+    chat("Talk.")
+else:
+    chat("What is in the notes?", "And who counts them?", "Thank you.")

@@ -1,4 +1,4 @@
-"""AutoGen: teams by selector, swarm and Magentic-One."""
+"""AutoGen: an agent, and teams by selector, swarm and Magentic-One."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ def team(kind: str) -> SelectorGroupChat | Swarm | MagenticOneGroupChat:
 
 
 async def main(case: str) -> None:
+    if case in ("one run", "resume", "abort"):
+        agent = AssistantAgent(
+            "reporter", MODEL, tools=[weather], reflect_on_tool_use=True, system_message="You are the reporter."
+        )
+        for task in ("How is the weather in Rome?", *(["And tomorrow?"] if case == "resume" else [])):
+            await agent.run(task=task)
+        return
     kind, _, how = case.partition(" ")
     cities = ["Rome", "Oslo"] if how == "two at once" else ["Rome"]
     await asyncio.gather(*(team(kind).run(task=f"Write about ships in {city}.") for city in cities))

@@ -34,7 +34,16 @@ if sys.argv[1] == "hierarchical":
 else:
     edit = Task(description="Make it shorter.", expected_output="A sentence.", agent=editor, context=[report])
     crew = Crew(agents=[reporter, editor], tasks=[report, edit])
-if sys.argv[1] == "header":  # two at once that share nothing
+if sys.argv[1] == "two at once":
+
+    def find(city: str) -> None:
+        one = agent("reporter", [weather])
+        task = Task(description=f"Find the weather in {city}.", expected_output="A sentence.", agent=one)
+        Crew(agents=[one], tasks=[task]).kickoff()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(find, ("Rome", "Oslo")))
+elif sys.argv[1] == "header":  # two at once that share nothing
 
     def kickoff(thing: str) -> None:
         namer = agent(f"namer of a {thing}", [])

@@ -28,6 +28,13 @@ if sys.argv[1] == "header":  # two at once that share nothing
     with ThreadPoolExecutor(2) as pool, dspy.context(lm=run):
         name = dspy.Predict("question -> answer")
         list(pool.map(lambda thing: name(question=f"Name a {thing}.", lm=run), ("fish", "bird")))
+elif sys.argv[1] == "resume":
+    said = dspy.History(messages=[])
+    with dspy.context(lm=model):
+        answer = dspy.Predict("question, history: dspy.History -> answer")
+        for question in ("How is the weather in Rome?", "And tomorrow?"):
+            found = answer(question=question, history=said)
+            said.messages.append({"question": question, **found})
 elif sys.argv[1].endswith("two at once"):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(ask, ["How is the weather in Rome?", "How is the weather in Oslo?"]))

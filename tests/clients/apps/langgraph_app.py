@@ -87,9 +87,19 @@ async def deepagents(question: str) -> None:
     await agent.ainvoke({"messages": [("user", question)]})
 
 
+async def resume(question: str) -> None:
+    from langchain.agents import create_agent
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    agent = create_agent(MODEL, [weather], system_prompt="You are the reporter.", checkpointer=InMemorySaver())
+    for text in (question, "And tomorrow?"):
+        await agent.ainvoke({"messages": [("user", text)]}, {"configurable": {"thread_id": "one"}})
+
+
 async def main(case: str) -> None:
     name, _, how = case.partition(" ")
-    app = {"send": send, "supervisor": supervisor, "swarm": swarm, "deepagents": deepagents}[name]
+    apps = {"send": send, "supervisor": supervisor, "swarm": swarm, "deepagents": deepagents, "resume": resume}
+    app = apps.get(name, deepagents)
     if how == "two at once":
         await asyncio.gather(app("About ships in Rome."), app("About ships in Oslo."))
     else:

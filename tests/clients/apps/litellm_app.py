@@ -33,7 +33,7 @@ async def ask(client: openai.AsyncOpenAI, city: str) -> None:
 
 async def main(url: str, key: str) -> None:
     async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
-        await asyncio.gather(*(ask(client, city) for city in ("Rome", "Oslo")))
+        await asyncio.gather(*(ask(client, city) for city in ("Rome", "Oslo")[: 1 + (sys.argv[1] == "two at once")]))
 
 
 with socket.create_server(("127.0.0.1", 0)) as bound:

@@ -45,7 +45,7 @@ async def main(case: str) -> None:
             can_handoff_to=["reporter"],
         )
         await AgentWorkflow(agents=[desk, reporter()], root_agent="desk").run(question)
-    else:
+    else:  # an abort is one, too
         agent = reporter()
         memory = Memory.from_defaults(session_id="one", token_limit=50_000)
         await agent.run(question, memory=memory)

@@ -30,6 +30,13 @@ if sys.argv[1] == "header":  # two at once that share nothing
     with ThreadPoolExecutor() as pool:
         both = [ToolCallingAgent([], model, max_steps=2) for _ in range(2)]
         list(pool.map(lambda agent, thing: agent.run(f"Name a {thing}."), both, ("fish", "bird")))
+elif sys.argv[1] == "two at once":
+    with ThreadPoolExecutor() as pool:
+        reporters = [ToolCallingAgent([weather], model, max_steps=4) for _ in range(2)]
+        list(pool.map(lambda agent, city: agent.run(f"How is the weather in {city}?"), reporters, ("Rome", "Oslo")))
+elif sys.argv[1] == "resume":
+    reporter.run("How is the weather in Rome?")
+    reporter.run("And tomorrow?", reset=False)
 else:
     chief = ToolCallingAgent([], model, managed_agents=[reporter], max_steps=4)
     chief.run("How is the weather in Rome?")
