@@ -34,8 +34,8 @@ class OpenPrograms:
         self._of_scope: dict[str, OrderedDict[ProgramId, None]] = {}  # the open ones of a key, the longest unused first
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
-        # The threads whose last call has no final answer, with this call and how their conversations begin.
-        self._unanswered: dict[ProgramId, dict[ThreadId, tuple[CallId, bytes]]] = {}
+        # The threads whose last call has no final answer, with it, all that came after it, and their openings.
+        self._unanswered: dict[ProgramId, dict[ThreadId, tuple[set[CallId], bytes]]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,14 +113,15 @@ class OpenPrograms:
         return program
 
     def asked(self, identity: CallIdentity, opening: bytes = b"") -> None:
-        """Note that a call has begun, and that its client waits for the answer. Who had to answer before, in a
+        """Note that a call has begun, and that its client waits for the answer. Who had to answer before it, in a
         conversation with the same opening, has handed it on, and waits for nothing."""
         waiting = self._unanswered.setdefault(identity.program_id, {})
-        if opening and identity.parents:
-            for thread_id, (call_id, began) in list(waiting.items()):
-                if began == opening and call_id in identity.parents:
+        for thread_id, (calls, began) in list(waiting.items()):
+            if not calls.isdisjoint(identity.parents):
+                calls.add(identity.call_id)
+                if opening and began == opening:
                     del waiting[thread_id]
-        waiting[identity.thread_id] = identity.call_id, opening
+        waiting[identity.thread_id] = {identity.call_id}, opening
 
     def answered(self, identity: CallIdentity) -> None:
         """The client has the whole answer of a call, which asks for no tool. If no thread waits for one, the program

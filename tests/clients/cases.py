@@ -449,6 +449,15 @@ def selected(request: Mapping[str, Any]) -> AnyReply:
     return "editor" if "herring" in everything(request) else "writer"
 
 
+def selected_with_a_tool(request: Mapping[str, Any]) -> AnyReply:
+    """The writer's tool answers in its place, because AutoGen asks the model for no reflection on it."""
+    if "You are the writer" in systems(request):
+        return Reply("I look the weather up for the harbour.", [("weather", {"city": "the harbour"})])
+    if "You are the editor" in systems(request):
+        return "It is warm in the harbour, and gulls follow the ships. THE END"
+    return "editor" if "harbour" in everything(request) else "writer"
+
+
 def magentic(request: Mapping[str, Any]) -> AnyReply:
     """The ledgers of Magentic-One's manager, and its agents' answers."""
     asked = last(request)
@@ -628,6 +637,7 @@ _CASES: Final[list[Case]] = [
     framework(AUTOGEN, "resume", reporter, "a a0 a1"),
     left(AUTOGEN),
     framework(AUTOGEN, "selector", selected, "a b0 a1 c2"),
+    framework(AUTOGEN, "selector-with-a-tool", selected_with_a_tool, "a b0 a1 c2"),
     framework(AUTOGEN, "swarm", swarmed, "a b0 b1"),
     framework(AUTOGEN, "swarm two at once", swarmed, "a b0 b1", "a b0 b1"),
     framework(AUTOGEN, "magentic", magentic, "a a0 a1 b2 a3 a4"),

@@ -37,7 +37,8 @@ def team(kind: str) -> SelectorGroupChat | Swarm | MagenticOneGroupChat:
         desk = AssistantAgent("desk", MODEL, handoffs=["reporter"], system_message="You are the desk.")
         reporter = AssistantAgent("reporter", MODEL, tools=[weather], system_message="You are the reporter.")
         return Swarm([desk, reporter], termination_condition=end)
-    writer = AssistantAgent("writer", MODEL, description="Writes.", system_message="You are the writer.")
+    tools = [weather] if kind == "selector-with-a-tool" else None
+    writer = AssistantAgent("writer", MODEL, tools=tools, description="Writes.", system_message="You are the writer.")
     editor = AssistantAgent("editor", MODEL, description="Edits.", system_message="You are the editor.")
     if kind == "magentic":
         return MagenticOneGroupChat([writer, editor], MODEL, termination_condition=end)

@@ -208,16 +208,23 @@ def test_one_thread_that_waits_keeps_its_program_unfinished() -> None:
 @pytest.mark.parametrize(
     ("opening", "is_after", "is_over"), [(b"Hi", True, True), (b"", True, False), (b"Hi", False, False)]
 )
+@pytest.mark.parametrize("is_selected", [False, True])
 def test_an_agent_that_has_handed_its_conversation_on_waits_for_nothing(
-    opening: bytes, is_after: bool, is_over: bool
+    opening: bytes, is_after: bool, is_over: bool, is_selected: bool
 ) -> None:
-    """The other one goes on with it and answers. One that works beside it has not got it."""
+    """The other one goes on with it and answers, perhaps because a third one says so, as AutoGen's selector does. One
+    that works beside it has not got it."""
     clock = FakeClock()
     backend, opened = RecordingBackend(clock), OpenPrograms(clock)
     program = opened.enter(identity())
     desk, reporter = backend.begin(program, "desk"), backend.begin(program, "reporter")
     opened.asked(desk.identity, b"Hi")
-    opened.asked(replace(reporter.identity, parents=(desk.identity.call_id,) if is_after else ()), opening)
+    before = desk.identity
+    if is_selected:
+        before = replace(backend.begin(program, "selector").identity, parents=(before.call_id,))
+        opened.asked(before, b"Who is next?")
+        opened.answered(before)
+    opened.asked(replace(reporter.identity, parents=(before.call_id,) if is_after else ()), opening)
     opened.answered(reporter.identity)
     row = backend.table.get(program.program_id)
     assert row is not None
