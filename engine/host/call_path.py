@@ -12,7 +12,7 @@ from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from weft.core.accounts import Account
-from weft.core.errors import EngineClosedError, InvalidIdError, ProgramEndedError
+from weft.core.errors import EngineClosedError, InvalidIdError, InvalidRequestError, ProgramEndedError
 from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
@@ -102,6 +102,8 @@ class CallPath:
                 timeout_s = check_timeout(fields.pop("timeout_s"), "timeout_s")
             endpoint = self._link.endpoint(fields.get("model"))
             refuse_priority(fields.get("priority"))
+            if 0 in (fields.get("max_tokens"), fields.get("max_completion_tokens")):
+                raise InvalidRequestError("max_tokens must be at least 1, not 0.")
             request = endpoint.chat.make_request(fields, program, identity)
             call, header = self._admit(
                 endpoint, program, identity, timeout_s, lambda: fingerprint(body), settings=settings_of(body)

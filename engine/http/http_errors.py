@@ -51,6 +51,8 @@ _ANTHROPIC_KINDS: Final = {
     429: "rate_limit_error",
 }
 _MOST_CHARACTERS: Final = 1000
+# vLLM's messages about a prompt that does not fit. The last one is about a prompt that leaves no room for an answer.
+_TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "max_tokens must be at least 1, got 0")
 _MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
 
 
@@ -58,9 +60,14 @@ def _status_and_code(error: WeftError) -> tuple[int, str]:
     return next((status, code) for kind, status, code in _ERRORS if isinstance(error, kind))
 
 
-def kind_of_code(code: str) -> type[WeftError] | None:
+def kind_of_code(code: object) -> type[WeftError] | None:
     """Return the class of the errors with a code, or None if the code is not one of Weft's."""
     return next((kind for kind, _status, own in _ERRORS if own == code), None)
+
+
+def is_too_long(message: str) -> bool:
+    """Whether vLLM refuses a prompt with this message because prompt and answer do not fit the model's context."""
+    return any(words in message for words in _TOO_LONG)
 
 
 def openai_error(status: int, message: str, code: str) -> dict[str, Any]:

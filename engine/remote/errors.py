@@ -13,6 +13,7 @@ from weft.core.errors import (
     DeadlineError,
     EngineError,
     InvalidRequestError,
+    NoReplicaError,
     OverloadedError,
     ProgramEndedError,
     ServerError,
@@ -20,7 +21,7 @@ from weft.core.errors import (
     WeftError,
     restored,
 )
-from weft.engine.http.http_errors import kind_of_code
+from weft.engine.http.http_errors import is_too_long, kind_of_code
 from weft.engine.remote.parsing import parsed
 
 # Where the code of the error says no more. What is missing is an error of the server.
@@ -40,7 +41,6 @@ _ATTRIBUTES: Final[dict[type[WeftError], dict[str, Any]]] = {
     ProgramEndedError: {"program_id": ""},
     UnknownModelError: {"model": ""},
 }
-_LENGTH: Final = ("context length", "maximum model length", "max_model_len")  # of vLLM's messages
 _MOST_RETRY_S: Final = 86_400.0  # a day; more is no advice
 _UNCONNECTED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -93,15 +93,14 @@ def failed_stream(url: str, error: object) -> WeftError:
     """The error that ended a stream."""
     error = error if isinstance(error, Mapping) else {"message": str(error)}
     code = error.get("code")
-    usual = 503 if code == "no_replica" else 500  # no replica has begun the call
+    usual = 503 if kind_of_code(code) is NoReplicaError else 500  # no replica has begun the call
     return _error(url, code if isinstance(code, int) else usual, error, None)
 
 
 def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float | None) -> WeftError:
     message, code = str(error.get("message") or f"status {status}"), error.get("code")
-    kind = kind_of_code(code) if isinstance(code, str) else None
-    kind = kind or _BY_STATUS.get(status)
-    if kind is InvalidRequestError and any(words in message for words in _LENGTH):
+    kind = kind_of_code(code) or _BY_STATUS.get(status)
+    if kind is InvalidRequestError and is_too_long(message):
         kind = ContextLengthError
     if kind is None or issubclass(kind, EngineError) or kind is WeftError:
         stops = status == 503

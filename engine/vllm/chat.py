@@ -23,6 +23,7 @@ from weft.core.errors import (
 from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
+from weft.engine.http.http_errors import is_too_long
 from weft.engine.vllm_compat.logs import leave_out_expected_ends
 from weft.engine.vllm_compat.names import (
     AsyncLLM,
@@ -184,7 +185,7 @@ class ChatEndpoint:
     def _error(self, message: str, code: Any) -> WeftError:
         if self._llm.errored:
             return self._died()
-        if "context length" in message or "maximum model length" in message or "max_model_len" in message:
+        if is_too_long(message):
             return ContextLengthError(message)
         if isinstance(code, int) and 400 <= code < 500:
             return InvalidRequestError(f"the engine refused the request: {message}")

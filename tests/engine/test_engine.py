@@ -462,13 +462,22 @@ async def test_a_prompt_that_is_too_long_is_an_error(engine: weft.Engine) -> Non
                 body("hello " * engine.max_model_len), program, program.reports.start_call("s")
             ):
                 pass
+        text = "hello" + "!" * (engine.max_model_len - engine.count_prompt_tokens(body("hello")))
+        assert engine.count_prompt_tokens(body(text)) == engine.max_model_len
+        with pytest.raises(ContextLengthError):  # it fits, but no answer does
+            await call(engine, program, text=text)
         assert program.state is weft.ProgramState.IDLE
         assert (await call(engine, program))["usage"]["completion_tokens"] == 8
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [({"temperature": "hot"}, "temperature"), ({"max_tokens": -1}, "max_tokens"), ({"messages": 3}, "malformed")],
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"messages": 3}, "malformed"),
+    ],
 )
 async def test_a_malformed_request_names_the_field(engine: weft.Engine, extra: dict[str, Any], message: str) -> None:
     """The error is an InvalidRequestError, because the request is the caller's."""

@@ -21,7 +21,7 @@ from simulated_loop import TICK_S
 from simulated_replica import Channel
 from starlette.datastructures import State
 
-from weft.engine.http.http_errors import kind_of_code
+from weft.engine.http.http_errors import is_too_long, kind_of_code
 from weft.engine.serve.keys import make_key_ring
 from weft.engine.serve.options import parse_options
 from weft.engine.serve.server import make_server
@@ -314,8 +314,7 @@ class HttpClient:
 def _outcome(error: dict[str, Any], answer: Answer) -> Any:
     """The name of an error in the history."""
     kind = kind_of_code(error["code"])
-    # The conversation has grown too long; vLLM says the second where it fills the context exactly.
-    if "context length" in error["message"] or "must be at least 1, got 0" in error["message"]:
+    if is_too_long(error["message"]):  # as the conversation has grown
         return "broken off"
     if kind is None:
         return f"{error['code']}: {error['message']}"
