@@ -67,6 +67,11 @@ class KvOrder:
         del program, begins
         return False
 
+    def on_host(self, program: Hashable) -> list[bytes]:
+        """The hashes of a program's blocks that host memory has, those of the context that was used last first."""
+        del program
+        return []
+
     def use_prefill_speed(self, token_s: float) -> None:
         """Computing a prompt token takes `token_s` seconds."""
 

@@ -142,6 +142,20 @@ class Part:
         self.generations = np.frombuffer(memory, np.uint64, shape.slots, offset=start)
         self._keys = start + 8 * shape.slots
 
+    @staticmethod
+    def shape_of(path: Path) -> Shape | None:
+        """The shape of the part that a replica has claimed; None if no replica has.
+
+        Raises:
+            OSError: There is no such memory.
+        """
+        with path.open("rb") as file:
+            head = file.read(_HEADER_BYTES)
+        if not head:
+            return None
+        magic, slots, stride, ranks = map(int, np.frombuffer(head, np.uint64, 4))
+        return Shape(slots, stride, ranks, head[64:96]) if magic == _MAGIC else None
+
     def arena(self, rank: int) -> torch.Tensor:
         """A rank's slots, `(slots, stride)` bytes."""
         shape = self._shape
@@ -215,7 +229,7 @@ class Part:
         return self._memory[self._keys + KEY_BYTES * slot : self._keys + KEY_BYTES * (slot + 1)]
 
 
-class _Known:
+class Known:
     """What is known of another replica's part."""
 
     def __init__(self, part: Part) -> None:
@@ -262,7 +276,7 @@ class SharedIndex:
         self._folder, self._slots, self._shape = link.parent, shape.slots, shape
         self._own = Part(link, shape)
         self._own.claim()
-        self._known = {int(link.name): _Known(self._own)}
+        self._known = {int(link.name): Known(self._own)}
         self._next_look_s = -math.inf
         self.is_open = False
 
@@ -301,7 +315,7 @@ class SharedIndex:
                 with suppress(OSError, SwapError):  # it is not ready, or another model's
                     path = self._folder / str(number)
                     if path.stat().st_size and (part := Part(path, self._shape)).fits:
-                        self._known[number] = _Known(part)
+                        self._known[number] = Known(part)
 
     def find(self, key: Hashable) -> Found | None:
         """Where a block is now; None: no replica has published it."""

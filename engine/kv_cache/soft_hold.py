@@ -458,6 +458,13 @@ class TieredHold(SoftHold):
             self._tiered.spill_now(program)
         return self._spills.is_moving(program)
 
+    def on_host(self, program: Hashable) -> list[bytes]:
+        tier = self._store.tier
+        chains = (tier.tree.chain(tier.tree.end_of(each)) for each in reversed(tier.tree.contexts_of(program)))
+        return list(
+            dict.fromkeys(key for chain in chains for key in chain if isinstance(key, bytes) and key in tier.slots)
+        )
+
     def let_go(self) -> None:
         self._fetches.let_go()
 

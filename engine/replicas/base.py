@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
+
+MOST_COPY_S: Final = 2.0  # that a call waits for the KV of its program to be copied
 
 
 class ReplicaGoneError(Exception):
@@ -85,6 +87,15 @@ class Replica(ABC):
         Raises:
             ReplicaGoneError: The engine died, or was shut down, before the call ended.
         """
+
+    async def take_kv(self, source: Replica, blocks: Sequence[bytes]) -> None:
+        """Have blocks of another replica's host memory where this one reads them: nothing to do on one host.
+
+        Args:
+            source: The other replica.
+            blocks: Their hashes, those that matter most first.
+        """
+        del source, blocks
 
     @abstractmethod
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:

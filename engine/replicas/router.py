@@ -11,7 +11,7 @@ from typing import Any, Final
 from weft.core.errors import ReplicaLostError, WeftError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.routing.balancer import Arrival
-from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.unanswered import CallMovedError, UnansweredCalls
 from weft.engine.vllm.accounting import OutputTokens
@@ -29,7 +29,6 @@ from weft.engine.wire.control import SpillProgram, encode_control
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
 _AT_ONCE_S: Final = 0.001  # a shorter wait is none
-_MOST_COPY_S: Final = 2.0  # that a call waits for the KV of its program to be copied
 _ASK_EVERY_S: Final = 0.005
 
 
@@ -94,7 +93,7 @@ class Router:
                 tried.append(engine_id)
                 try:
                     if (latest := self._on_assigned(call_id, engine_id)) is not None:
-                        await self._bring_kv(program_id, latest)
+                        await self._bring_kv(program_id, latest, replica)
                     params = _sent_later(sampling_params, now_s() - since_s)
                     running = replica.generate(prompt, params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
@@ -121,18 +120,20 @@ class Router:
             self.failures[call_id] = error
             raise
 
-    async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId) -> None:
-        """Have the KV of a program copied from a replica's device to the host memory that all replicas read. A replica
-        that dies or stands still delays the call for a moment."""
+    async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId, to: Replica) -> None:
+        """Have the KV of a program copied from a replica's device to its host memory, and from there to where another
+        replica reads it. A replica that dies or stands still delays the call for a moment."""
         replica = self._replica(engine_id)
         if replica is None or not replica.shares_memory:
             return
         message = encode_control(SpillProgram(program_id, begins=True))
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MOST_COPY_S):
+            async with asyncio.timeout(MOST_COPY_S):
                 while (answer := await replica.send_to_scheduler(message)) and answer["copying"]:
                     message = encode_control(SpillProgram(program_id, begins=False))
                     await asyncio.sleep(_ASK_EVERY_S)
+                if answer and answer["blocks"]:
+                    await to.take_kv(replica, answer["blocks"])
 
 
 def _sent_later(params: SamplingParams, later_s: float) -> SamplingParams:

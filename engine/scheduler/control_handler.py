@@ -102,7 +102,9 @@ class ControlHandler:
                 return encode_aborted(self._aborted.take(calls))
             case SpillProgram(program_id, begins):
                 view = self._table.view(program_id)
-                return {"copying": view is not None and self._kv_order.spill(view, begins=begins)}
+                is_copying = view is not None and self._kv_order.spill(view, begins=begins)
+                is_done = view is not None and not is_copying
+                return {"copying": is_copying, "blocks": self._kv_order.on_host(view) if is_done else []}
             case ExchangeService(elsewhere):
                 return dict(self._policy.exchange(elsewhere))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:

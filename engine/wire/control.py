@@ -96,7 +96,8 @@ class TakeBack(NamedTuple):
 class SpillProgram(NamedTuple):
     """A control message: the next call of this program runs on another replica, which reads this one's host memory.
 
-    The scheduler answers whether contexts of the program are being copied there.
+    The scheduler answers whether contexts of the program are being copied there, and if not, with the hashes of the
+    program's blocks that are there, those of the context that was used last first.
     """
 
     program_id: ProgramId

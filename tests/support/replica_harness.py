@@ -37,6 +37,7 @@ class FakeReplica:
         self.shares_memory = True
         self.answers: list[Any] = []  # to control messages
         self.received: list[Any] = []
+        self.taken: list[Any] = []
 
     async def start(self, timeout_s: float) -> None:
         del timeout_s
@@ -60,6 +61,9 @@ class FakeReplica:
         if not self.answers:
             await asyncio.Event().wait()
         return self.answers.pop(0)
+
+    async def take_kv(self, source: Any, blocks: list[bytes]) -> None:
+        self.taken.append((source, blocks))
 
     async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
         from weft.engine.replicas.base import ReplicaGoneError

@@ -13,10 +13,13 @@ from typing import Any, Final, NamedTuple
 from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.log import get_logger
+from weft.engine.kv_cache.shared import VARIABLE as SHARED_KV
 from weft.engine.models.embedded import embedded_model
 from weft.engine.processes.logs import new_log
 from weft.engine.replicas.launcher import CORES_VARIABLE
 from weft.engine.replicas.local import LocalReplica
+from weft.engine.replicas.ray.node_kv import MovedBlocks, NodeKv
 from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig, current_platform
 
 _WATCH_S: Final = 0.2
@@ -66,11 +69,12 @@ class ReplicaHost:
         self._is_embedded = is_embedded
         self._arguments = arguments
         self._log = _log(engine_id.replace("/", "-"))
+        self._kv = _node_kv(engine_id) if arguments.kv_transfer_config is not None else None
         self._replica = LocalReplica(
             engine_id,
             model=model,
             arguments=arguments,
-            environment=_threads(arguments, cpus),
+            environment=_threads(arguments, cpus) | ({} if self._kv is None else {SHARED_KV: self._kv.link}),
             log=self._log,
             hang_timeout_s=hang_timeout_s,
             on_account=self._accounts.__setitem__,
@@ -92,6 +96,8 @@ class ReplicaHost:
         if self._is_embedded:
             self._arguments.model = str(await asyncio.to_thread(embedded_model))
         await self._replica.start(timeout_s)
+        if self._kv is not None:
+            self._kv.open()
         assert self._replica.llm is not None  # noqa: S101  it has started
         return self._replica.llm.vllm_config
 
@@ -155,9 +161,40 @@ class ReplicaHost:
         """As `Replica.send_to_scheduler`."""
         return await self._replica.send_to_scheduler(message)
 
+    async def read_kv(self, keys: list[bytes]) -> MovedBlocks | None:
+        """Blocks of this replica's host memory, as `NodeKv.read`."""
+        return self._kv.read(keys) if self._kv is not None else None
+
+    async def take_kv(self, source: Any, keys: list[bytes], most_s: float) -> None:
+        """Fetch those of a replica's blocks that are not here, one batch after the other.
+
+        Args:
+            source: The actor of the replica, a `ReplicaHost`.
+            keys: The hashes of the blocks, those that matter most first.
+            most_s: Seconds after which the rest is left to be computed.
+        """
+        if self._kv is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                for batch in self._kv.lacking(keys):
+                    found = await source.read_kv.remote(batch)
+                    if found is None or not self._kv.add(found):
+                        return
+
     async def stop(self) -> None:
         """End vLLM's processes."""
         await self._replica.stop()
+        if self._kv is not None:
+            self._kv.close()
+
+
+def _node_kv(engine_id: EngineId) -> NodeKv | None:
+    try:
+        return NodeKv(int(engine_id.rpartition("/")[2]))
+    except (AttributeError, OSError) as error:  # not Linux, or a sandbox that does not allow it
+        get_logger().warning("programs that move take no KV along", reason=str(error))
+        return None
 
 
 def _threads(arguments: AsyncEngineArgs, cpus: float) -> dict[str, str]:

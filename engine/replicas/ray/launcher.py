@@ -88,6 +88,7 @@ class RayLauncher:
             needs=", ".join(f"{name} {options[name]}" for name in _RESOURCE_OPTIONS if name in options),
             hang_timeout_s=self._hang_timeout_s,
             on_account=self._on_account,
+            shares_memory=arguments.kv_transfer_config is not None,
         )
 
     def release(self, engine_id: EngineId) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from weft.core.kv_cache.stats import SwapStats
 from weft.core.routing.liveness import ProcessUsage
 from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import in_thread
-from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
 from weft.engine.replicas.ray.actor import CallEnded, ReplicaUpdate
 from weft.engine.vllm.accounting import OnAccount
 from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
@@ -36,6 +36,7 @@ class RayReplica(Replica):
         hang_timeout_s: Seconds without an answer of the actor, after which the replica counts as dead; None: they do
             not matter. The actor itself treats an engine that hangs.
         on_account: Called with each call's account.
+        shares_memory: Whether it has host memory, from which other replicas can take KV.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class RayReplica(Replica):
         needs: str,
         hang_timeout_s: float | None,
         on_account: OnAccount,
+        shares_memory: bool = False,
     ) -> None:
         self.engine_id = engine_id
+        self.shares_memory = shares_memory
         self.llm: _RemoteLLM | None = None
         self._make_actor = make_actor
         self._needs = needs
@@ -139,6 +142,12 @@ class RayReplica(Replica):
                 llm.actor.abort.remote(run)
         if item.error is not None:
             raise item.error
+
+    async def take_kv(self, source: Replica, blocks: Sequence[bytes]) -> None:
+        there = source.llm
+        if self.llm is not None and isinstance(there, _RemoteLLM):
+            with suppress(RayError):  # one of the two died
+                await self.llm.actor.take_kv.remote(there.actor, list(blocks), MOST_COPY_S)
 
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         llm = self.llm

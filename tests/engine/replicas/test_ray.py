@@ -147,6 +147,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         use_tqdm_on_load=False,
         disable_log_stats=True,
         hang_timeout_s=20,
+        swap=weft.SwapConfig(space_gib=0.25, min_tokens=0),
         record=trace,
     ) as engine:
         # On a busy machine it takes minutes until Ray's processes and vLLM's have imported what they need.
@@ -220,6 +221,44 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         assert "choices" in await anext(endless)
         await endless.aclose()
         await idle(pair)
+
+
+async def ask_on(pair: weft.AsyncMultiLLMEngine, replica: EngineId, program: weft.Program, **fields: Any) -> Any:
+    """Make a call on this replica. A stream of another program keeps the other one busy meanwhile."""
+    with weft.Program("busy") as busy:
+        streams = {}
+        for number in range(2):  # one on each replica
+            identity = busy.reports.start_call(f"{number}")
+            stream = pair.chat_stream(body(QUESTION, max_tokens=ENDLESS_TOKENS), busy, identity)
+            await anext(stream)
+            row = busy.row
+            assert row is not None
+            streams[row.in_flight[identity.call_id].engine_id] = stream
+        await streams.pop(replica).aclose()
+        await until(lambda: sum(health.calls for health in pair.health()[pair.model]) == 1)
+        answer = await pair.chat(body(**fields), program, program.reports.start_call(f"{fields}"))
+        assert program.row is not None
+        assert program.row.engine_ids[-1] == replica
+        for stream in streams.values():
+            await stream.aclose()
+    return answer
+
+
+@pytest.mark.slow
+async def test_a_program_that_moves_takes_its_kv_along(pair: weft.AsyncMultiLLMEngine) -> None:
+    """To the other node and back, it computes what is new and at most a block. The answers are those of an engine that
+    computes everything."""
+    one, other = sorted(engine_ids(pair))
+    text = "one two three four five " * 100
+    with weft.Program("moves") as program, weft.Program("reference") as reference:
+        for replica in (one, other, one):
+            answer = await ask_on(pair, replica, program, text=text, max_tokens=8)
+            alone = await ask_on(pair, replica, reference, text=text, max_tokens=8, cache_salt=f"{len(text)}")
+            assert alone["weft"]["cached_tokens"] == 0
+            assert content(answer) == content(alone)
+            if len(text) > 2400:
+                assert answer["weft"]["prompt_tokens"] - answer["weft"]["cached_tokens"] < 128 + 16
+            text += "six seven "
 
 
 @pytest.mark.slow

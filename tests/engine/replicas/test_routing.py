@@ -55,11 +55,12 @@ async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(harn
 async def test_a_call_waits_until_its_programs_kv_can_be_read_from_elsewhere(harness: Harness) -> None:
     """The replica that has it is told once, and asked until it is done."""
     harness.latest = B
-    harness.made[1].answers += [{"copying": True}, {"copying": True}, {"copying": False}]
+    harness.made[1].answers += [{"copying": True}, {"copying": True}, {"copying": False, "blocks": [b"one", b"two"]}]
     assert await harness.call() == [0, 1]
     begins = [message["begins"] for message in harness.made[1].received]
     assert begins == [True, False, False]
     assert {message["program_id"] for message in harness.made[1].received} == {"p"}
+    assert harness.made[0].taken == [(harness.made[1], [b"one", b"two"])]
     assert (harness.assigned, harness.made[0].begun) == ([A], 1)
 
 
@@ -68,7 +69,7 @@ async def test_a_call_does_not_wait_for_kv_for_ever(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
 ) -> None:
     """It computes what it cannot get."""
-    monkeypatch.setattr("weft.engine.replicas.router._MOST_COPY_S", 0.02)
+    monkeypatch.setattr("weft.engine.replicas.router.MOST_COPY_S", 0.02)
     harness.latest = B
     harness.made[1].answers += answers
     assert await harness.call() == [0, 1]
