@@ -23,7 +23,7 @@ from rich.table import Table
 ROOT: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = Path("docs/results")
 SIMULATED: Final = ("core/sim", "core/policies", "core/kv_cache", "core/trace/workloads")
-LIVE: Final = ("engine/scheduler", "engine/kv_cache", "engine/swap", "core/policies", "core/kv_cache", "src/weft/bench")
+LIVE: Final = ("engine/scheduler", "engine/kv_cache", "core/policies", "core/kv_cache", "src/weft/bench")
 # By page: what its figures depend on, under "", and what those of single sections do.
 MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "advice.md": {"": (*LIVE, "core/sim")},
@@ -40,7 +40,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "On real engines": LIVE,
         "One schedule()": ("engine/scheduler", "engine/kv_cache", "core/kv_cache"),
         "How well the times of tools are covered": ("core/prediction",),
-        "Host memory on a real engine": ("engine/scheduler", "engine/kv_cache", "engine/swap", "core/kv_cache"),
+        "Host memory on a real engine": ("engine/scheduler", "engine/kv_cache", "core/kv_cache"),
     },
     "leaderboard.md": {"": (*SIMULATED, "core/prediction")},
     "learned.md": {"": SIMULATED},
@@ -50,7 +50,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "scale.md": {"": ("core/process_table.py", "core/routing", "core/identity", "core/policies/fair_shares")},
     "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/watch")},
     "simulation.md": {"": SIMULATED},
-    "swap-kernel.md": {"": ("csrc", "engine/swap"), "On a GPU": ("csrc/swap_cuda.cu", "csrc/swap_way.h")},
+    "swap-kernel.md": {"": ("csrc", "engine/kv_cache/kernel.py"), "On a GPU": ("csrc/swap_cuda.cu", "csrc/swap_way.h")},
     "where-atlas-loses.md": {"": SIMULATED},
     "wide-programs.md": {"": ("core/program", "core/policies", "core/prediction", "engine/host")},
 }

@@ -16,8 +16,6 @@ MOVED = {
 }
 MOVED_WITH_VLLM = {
     "weft.engine.scheduler": ("weft.engine.scheduler.plugin", ["WeftScheduler"]),
-    "weft.engine.swap": ("weft.engine.kv_cache", ["HostPool", "Swapper", "SlotTable", "describe"]),
-    "weft.engine.swap.connector": ("weft.engine.kv_cache.connector", ["SwapConnector", "transfer_config"]),
 }
 
 
