@@ -96,10 +96,6 @@ def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
     - found: on the device
     - fetched: copied from host memory when a call began, or began again after a preemption
     - again: computed again, though the same program had computed them before
-
-    Args:
-        rows: The programs.
-        below: The table to show below this one.
     """
     columns: _Columns[ProgramRow] = {
         "program": lambda row: row.info.name,
@@ -150,10 +146,6 @@ def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
     - ended: how many programs have ended
     - calls: the mean number of calls of a program
     - nodes: the pairs of label and tools that are told apart
-
-    Args:
-        rows: The names.
-        below: The table to show below this one.
     """
     shown = rows[:MOST_PROGRAMS]
     title = "forecasts" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")

@@ -24,11 +24,6 @@ class NoParameters:
 def check_number(value: object, what: str, error: type[WeftError]) -> float:
     """Return `value` if it is a number.
 
-    Args:
-        value: The value of a parameter.
-        what: The parameter's name, for the error.
-        error: The class of the error.
-
     Raises:
         WeftError: The value is not a number. The error is of the class `error`.
     """

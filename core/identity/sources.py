@@ -88,9 +88,6 @@ def client_of(headers: Mapping[str, str]) -> str | None:
     """The name of the client that sent a request, such as `claude-code` or `openai-python`; None if it sends no name.
 
     A program is named so if nobody gives it a name. Words of prompts are not shown.
-
-    Args:
-        headers: By their names in lower case.
     """
     name = next((name for header, name in _CODING_AGENTS.items() if headers.get(header)), None)
     found = _CLIENT.match(headers.get("user-agent", ""))

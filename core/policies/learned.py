@@ -233,16 +233,13 @@ class Learned(Policy):
         program.key, program.standing = self._key(program), self._standing(program)
 
     def _key(self, program: OpenProgramWork, more_tokens: float = 0.0) -> float:
-        """The program's arrival less its boost, in seconds. The least key goes first.
-
-        Args:
-            more_tokens: Work that is added to the rank.
-        """
+        """The program's arrival less its boost, in seconds. The least key goes first."""
         return self._boosted(program, program.bucket, more_tokens)
 
     def _standing(self, program: OpenProgramWork) -> float:
         """The program's key at the gate. Programs whose work is alike keep their places there by arrival, because a
-        program that closes loses its context."""
+        program that closes loses its context.
+        """
         return self._boosted(program, 0 if program.ranked_by.is_alike else program.bucket)
 
     def _boosted(self, program: OpenProgramWork, bucket: int, more_tokens: float = 0.0) -> float:

@@ -91,10 +91,6 @@ def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
 def _solve(weights: npt.NDArray[np.float64], constant: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
     """Solve x = weights x + constant.
 
-    Args:
-        weights: For n nodes, of shape (n, n).
-        constant: Of shape (n, columns).
-
     Returns:
         x, of the shape of `constant`; None if there is no finite solution without negative values.
     """

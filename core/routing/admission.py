@@ -131,10 +131,6 @@ def deadline(now_s: float, call_s: float | None, program_start_s: float, program
 def check_timeout(value: object, what: str) -> float | None:
     """Return `value` as seconds; None means no limit.
 
-    Args:
-        value: the seconds that a request gives.
-        what: the name of the value, for the error.
-
     Raises:
         InvalidRequestError: the value is not a finite number above 0.
     """

@@ -41,10 +41,6 @@ class TokenChain:
 
         The number is exact if the other prompt continues this prompt or its output, or differs in the block in which
         this prompt or its output ends. Otherwise it is rounded down to whole blocks.
-
-        Args:
-            prompt: the chain of the other prompt.
-            tokens: the token ids of the other prompt.
         """
         blocks = common_prefix(self._hashes, prompt._hashes)
         begin = blocks * BLOCK_TOKENS

@@ -306,7 +306,8 @@ class CallPath:
         self, open_stream: Callable[[], CallStream[T]], is_closed: Callable[[], bool] | None = None
     ) -> AsyncGenerator[T]:
         """`submit_stream` for a caller with an event loop. The call is opened when the caller asks for the first item;
-        closing the iterator aborts it."""
+        closing the iterator aborts it.
+        """
         loop = asyncio.get_running_loop()
         delivered: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -375,9 +376,6 @@ def fingerprint(body: Mapping[str, Any]) -> str:
     """A short hash of a chat request's system prompt and tools.
 
     Programs without a name of their own, such as all that LangGraph starts, are told apart by it.
-
-    Args:
-        body: The request in OpenAI's chat format.
     """
     messages = body.get("messages")
     rows = messages if isinstance(messages, list) else []

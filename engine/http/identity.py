@@ -75,10 +75,6 @@ CHANGED: Final = ("session_id", "vllm_xargs", "sampling_params")  # the members 
 def scope_request(request: dict[str, Any], scope: str) -> bool:
     """Check the ids and figures of a JSON request, and put its ids into their scope.
 
-    Args:
-        request: The request, which is changed.
-        scope: See `scope_of`.
-
     Returns:
         Whether the request has changed.
 

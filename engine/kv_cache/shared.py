@@ -79,7 +79,8 @@ class SharedFolder:
 
 def _give_back(file: int) -> None:
     """Give back memory that the others still map, which takes seconds for much of it. They see from the generations,
-    which go first, that nothing is there."""
+    which go first, that nothing is there.
+    """
     try:
         if size := os.fstat(file).st_size:
             with mmap.mmap(file, size) as memory:
@@ -362,10 +363,6 @@ class SharedPools:
 
     def own_pool(self, layout: CacheLayout, digest: int) -> HostPool:
         """The pool of this worker.
-
-        Args:
-            layout: Of its KV caches.
-            digest: Their `layout_digest`.
 
         Raises:
             SwapError: Its blocks are larger than the scheduler thinks, or memory cannot be page-locked.

@@ -168,11 +168,7 @@ class SwapWorker:
             self._log.warning(what + ". This is logged once", reason=str(error))
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> CopySpeed:
-        """Measure how fast blocks move: copy some out and back unchanged, before the engine's first step.
-
-        Args:
-            clock: seconds.
-        """
+        """Measure how fast blocks move: copy some out and back unchanged, before the engine's first step."""
         # What an earlier process of this replica has left in shared memory stays as it is.
         swapper = self._swapper if self._shared is None else self._shared.swapper
         many = min(swapper.layout.num_blocks, swapper.pool.slots, max(2, _PROBE_BYTES // self.pool.slot_bytes))

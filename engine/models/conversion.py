@@ -41,12 +41,6 @@ def _install(packages: Iterable[str]) -> str:
 def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallback) -> None:
     """Run `_convert` in a child process.
 
-    Args:
-        gguf: the GGUF file.
-        folder: the folder to make.
-        log: the file that gets the child's output.
-        report: called with the progress.
-
     Raises:
         ModelPrepareError: the conversion failed.
     """

@@ -80,12 +80,7 @@ _CHAT_TEMPLATE = """\
 
 
 def make_tokenizer(chat_template: str, more_tokens: Sequence[str] = ()) -> Any:
-    """A byte-pair tokenizer of 1,000 tokens, trained on a page of English, code and JSON.
-
-    Args:
-        chat_template: Its chat template, in Jinja.
-        more_tokens: Texts that are one token each.
-    """
+    """A byte-pair tokenizer of 1,000 tokens, trained on a page of English, code and JSON."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

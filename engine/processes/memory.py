@@ -21,11 +21,7 @@ _V1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_ina
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """The bytes that are free: of the machine, and of each cgroup that limits this process.
-
-    Args:
-        root: Where /proc and /sys are.
-    """
+    """The bytes that are free: of the machine, and of each cgroup that limits this process."""
     return max(0, min([_left_in_machine(root), *_left_in_groups(root)]))
 
 

@@ -55,13 +55,7 @@ def parsed(data: str | bytes) -> Any:
 
 
 def fault_of(value: Any, shape: Any, name: str = "it") -> str | None:
-    """Return what is wrong with a value, as a part of a sentence, or None if nothing is.
-
-    Args:
-        value: A JSON value.
-        shape: The shape that the value should have.
-        name: What the sentence calls the value.
-    """
+    """Return what is wrong with a value, as a part of a sentence, or None if nothing is."""
     kind: Any = shape if isinstance(shape, type) else type(shape)
     if not isinstance(value, kind) or isinstance(value, bool):
         return f"{name} is {value!r:.80}, not {_WORDS[kind]}"

@@ -113,10 +113,6 @@ def take_keys(options: Namespace, file: Path | None) -> KeyRing:
     """The API keys that the server takes. They are taken off vLLM's options and out of the environment, because vLLM
     would ask for them a second time, and so that no process that the server starts has them.
 
-    Args:
-        options: vLLM's options.
-        file: See `make_key_ring`.
-
     Raises:
         KeyFileError: The keys make no sense.
         EngineStartError: vLLM would show a client's stored answers to other keys.

@@ -334,10 +334,6 @@ _LANGCHAINS_OWN: Final = frozenset({"stream"})  # LangChain's switch for streami
 def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     """The arguments of the model's constructor, with LangChain's other names replaced and the rest in `model_kwargs`.
 
-    Args:
-        given: The arguments as users give them.
-        own: The names of the model's own fields.
-
     Raises:
         InvalidRequestError: An argument is neither a field of the model nor of vLLM's chat request, or a field is given
             under two names.
@@ -356,9 +352,6 @@ def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[
 
 def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of one request as the engine takes them.
-
-    Args:
-        given: The fields by any of their names.
 
     Raises:
         InvalidRequestError: A name is not one of a field of vLLM's chat request that can be set.

@@ -11,10 +11,6 @@ from weft.integrations.client_call import Caller, ClientCall
 class RequestCall(ClientCall):
     """A model call of an OpenAI client.
 
-    Args:
-        caller: Who makes it.
-        body: The request.
-
     Raises:
         ProgramEndedError: The program has ended.
     """

@@ -325,11 +325,7 @@ class ParentChoice:
         return front.reduced
 
     def possible(self, parents: Front, frontier: Front) -> int:
-        """Return the parents of a call and all that may have come before them, loose guesses included.
-
-        Args:
-            frontier: that from which they were chosen.
-        """
+        """Return the parents of a call and all that may have come before them, loose guesses included."""
         if not self._has_loose:
             return parents.covered
         if parents.possible_past is None:

@@ -31,9 +31,6 @@ class NodeKv:
     The replica's scheduler finds that in the second part as it finds what replicas on its own host have. Where the part
     is full, what came first makes way.
 
-    Args:
-        number: The replica's.
-
     Raises:
         OSError: The system does not give such memory.
     """

@@ -292,10 +292,6 @@ def known_engine_args() -> frozenset[str]:
 def check_engine_args(names: Iterable[str], own: Iterable[str] = ()) -> None:
     """Check the names of vLLM's arguments before vLLM is imported, which takes seconds.
 
-    Args:
-        names: The names.
-        own: Further names that may have been meant.
-
     Raises:
         EngineStartError: vLLM has no argument of a name. The message has the name nearest to it.
     """

@@ -46,14 +46,7 @@ def described(kind: type[Any]) -> dict[str, str]:
 
 
 def setting(kind: type[Any], name: str, *more: str, **options: Any) -> Any:
-    """An option for an argument of a class, with the first sentence of what the class's docstring says of it.
-
-    Args:
-        kind: The class.
-        name: The argument.
-        more: What the help says after that.
-        options: As for `typer.Option`.
-    """
+    """An option for an argument of a class, with the first sentence of what the class's docstring says of it."""
     sentence = described(kind).get(name, "").partition(". ")[0].removesuffix(".")
     return typer.Option(help=" ".join([f"{sentence}.", *more]), **options)
 

@@ -37,7 +37,8 @@ _ENGINE_LINES: Final = re.compile(r"non-default args|Initializing .* engine|\bco
 
 def redacted(text: str, environment: Mapping[str, str]) -> str:
     """The text without secrets: values of names that sound like one, keys of known forms, and the values that the
-    environment has under such names. The home folder is `~`."""
+    environment has under such names. The home folder is `~`.
+    """
     known = {value for name, value in environment.items() if _IS_SECRET.search(name) and len(value) >= 6}
     for value in sorted(known, key=len, reverse=True):
         text = text.replace(value, "***")
@@ -47,12 +48,7 @@ def redacted(text: str, environment: Mapping[str, str]) -> str:
 
 
 def machine_report(checks: Iterable[str], environment: Mapping[str, str] = os.environ) -> str:
-    """Versions, the doctor's lines, settings from the environment, and the ends of the newest logs, as Markdown.
-
-    Args:
-        checks: The lines of `weft doctor`.
-        environment: The environment variables.
-    """
+    """Versions, the doctor's lines, settings from the environment, and the ends of the newest logs, as Markdown."""
     packages = sorted({f"{each.name}=={each.version}" for each in importlib.metadata.distributions()}, key=str.lower)
     settings = (f"{name}={environment[name]}" for name in sorted(environment) if name.startswith(_VARIABLES))
     parts = [
