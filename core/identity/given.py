@@ -19,7 +19,7 @@ SEARCHED: Final = 256 << 10  # characters of a request
 NEW_BYTES: Final = 32  # of these, in pieces that nobody else has: more than a piece at the edge of what others have
 SHORT_BYTES: Final = 16  # folded, of a text that tells something beside another one
 MOST_OWNERS: Final = 64  # of an answer
-_KEPT_BYTES: Final = 2048  # folded, of a text
+KEPT_BYTES: Final = 2048  # folded, of a text
 PROMPT_BYTES: Final = 16 << 10  # folded, of a prompt that is kept
 _KEYS_A_SIZE: Final = 32
 _SEPARATOR: Final = b"\0"
@@ -37,15 +37,11 @@ class Sample(NamedTuple):
     tail: bytes
     length: int
 
-    def is_whole(self) -> bool:
-        """Whether the head is all of the text."""
-        return len(self.head) == self.length
-
     def is_part_of(self, text: bytes) -> bool:
         """Whether the text is in another one, or is what the other one was before something was inserted."""
         if self.length < SHORT_BYTES:
             return False
-        return (self.is_whole() and self.head in text) or self._is_around(text)
+        return (len(self.head) == self.length and self.head in text) or self._is_around(text)
 
     def is_related_to(self, text: bytes) -> bool:
         """Whether two texts are one, or one is the other with something added to it."""
@@ -75,7 +71,7 @@ class Sample(NamedTuple):
         return common_prefix(self.head, text), common_prefix(self.tail[::-1], text[: -len(self.tail) - 1 : -1])
 
 
-def sample_of(text: bytes, kept_bytes: int = _KEPT_BYTES) -> Sample:
+def sample_of(text: bytes, kept_bytes: int = KEPT_BYTES) -> Sample:
     """The sample of a folded text."""
     if len(text) <= kept_bytes:
         return Sample(text, text, len(text))
@@ -90,8 +86,10 @@ class Question(NamedTuple):
     user: Sample  # the latest message of the user before it
     system: Sample  # the system prompt
     before: Digest | None = None  # the answer before that a model gave
+    lead: frozenset[Digest] | None = None  # long answers before, none of which is the program's; None: one is
     call_id: str = ""  # of the tool call whose result was asked about
     is_example: bool = False  # a request had it with this answer before any model gave that
+    next: Sample | None = None  # what the program told its model behind the answer
 
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
@@ -100,6 +98,11 @@ class Question(NamedTuple):
             or (not call_id and self.user.is_related_to(text))
             for text, call_id in told
         )
+
+    def is_example_in(self, text: bytes) -> bool:
+        """Whether a text has it, but not what its program went on with, as where it is another client's example."""
+        has_gone_on = self.next is not None and not self.next.is_part_of(text)
+        return self.is_example or (has_gone_on and self.asked.is_part_of(text))
 
     def has_system_like(self, other: Sample) -> bool:
         """Whether another system prompt is mostly the same, such as one with another time of day."""
@@ -168,21 +171,11 @@ class GivenAnswer:
         return place - common_prefix(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
 
 
-def answer_to(start: Digest, text: str) -> GivenAnswer:
-    """A text that a model wrote, with no owner yet."""
-    return GivenAnswer(start, folded(text)[:_KEPT_BYTES])
-
-
 class Parts(NamedTuple):
-    """What an answer consists of, folded.
+    """What an answer consists of, folded."""
 
-    Attributes:
-        texts: Its texts, the names of the tools that it calls, and their arguments.
-        lines: The lines of these texts, or of a JSON object the values.
-    """
-
-    texts: tuple[bytes, ...]
-    lines: tuple[bytes, ...]
+    texts: tuple[bytes, ...]  # its texts, the names of the tools that it calls, and their arguments
+    lines: tuple[bytes, ...]  # of these texts, or of a JSON object the values
 
 
 def parts_of(answer: list[Item]) -> Parts:
@@ -210,7 +203,7 @@ class Prompt:
 
     def size(self) -> int:
         """For how many prompts it counts."""
-        return max(1, len(self.answers)) + len(self.text.head) // _KEPT_BYTES
+        return max(1, len(self.answers)) + len(self.text.head) // KEPT_BYTES
 
     def is_in(self, text: bytes) -> bool:
         """Whether a text is this prompt, or this prompt with something inserted."""
@@ -279,19 +272,12 @@ def searched_texts(items: list[Item]) -> tuple[bytes, bool]:
 
 
 class _Turn(NamedTuple):
-    """A call of a program and its answer, folded and in lower case.
+    """A call of a program and its answer, folded and in lower case."""
 
-    Attributes:
-        question: What the program told its model first, without the system prompt.
-        told: What it told its model last, without the system prompt.
-        answer: What its model said to that; b"": it has not answered, called a tool, or said too much.
-        words: The words in the names and the arguments of the tools that it called.
-    """
-
-    question: bytes
-    told: bytes
-    answer: bytes = b""
-    words: tuple[bytes, ...] = ()
+    question: bytes  # what the program told its model first, without the system prompt
+    told: bytes  # what it told its model last, without the system prompt
+    answer: bytes = b""  # what its model said to that; b"": it has not answered, called a tool, or said too much
+    words: tuple[bytes, ...] = ()  # in the names and the arguments of the tools that it called
 
 
 class Turns:
@@ -321,7 +307,7 @@ class Turns:
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known = turns.pop(program_id, None)
         is_long = len(told) > _TURN_BYTES  # and so is all that it tells
-        question = known.question if known else b"" if is_long else _kept(_folded(without_system(items)))
+        question = known.question if known else b"" if is_long else _kept(folded_texts(without_system(items)).lower())
         turns[program_id] = _Turn(question, _kept(told).lower())
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)
@@ -332,7 +318,7 @@ class Turns:
         turn = turns.get(program_id)
         if turn is not None:
             calls = [item for item in answer if item[0] == "call"]
-            text = b"" if calls else _kept(_folded(answer).strip(b".,:;!?"))
+            text = b"" if calls else _kept(folded_texts(answer).lower().strip(b".,:;!?"))
             words = tuple({word for call in calls for word in _words_of(call)})
             turns[program_id] = turn._replace(answer=text if len(text) >= _SHORTEST_BYTES else b"", words=words)
 
@@ -347,7 +333,7 @@ class Turns:
             system: The request's system prompt, folded.
             is_open: Whether a program has not ended.
         """
-        texts = [_folded([item]) for item in without_system(items)]
+        texts = [folded_texts([item]).lower() for item in without_system(items)]
         if not texts or len(texts[0]) < SHORT_BYTES:
             return None
         around = system.lower()
@@ -373,10 +359,6 @@ def _goes_on(turn: _Turn, texts: list[bytes], system: bytes) -> bool:
 
 def _kept(text: bytes) -> bytes:
     return text if len(text) <= _TURN_BYTES else b""
-
-
-def _folded(items: list[Item]) -> bytes:
-    return folded_texts(items).lower()
 
 
 def _words_of(call: Item) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final
 
 Item = tuple[str, ...]
@@ -51,11 +51,7 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
 
 def chain(start: Digest, items: Iterable[Item]) -> list[Digest]:
     """A digest for each beginning of a conversation, the shortest one first."""
-    digests = []
-    for item in items:
-        start = digest_of(start, *item)
-        digests.append(start)
-    return digests
+    return list(accumulate(items, lambda digest, item: digest_of(digest, *item), initial=start))[1:]
 
 
 def digest_of(start: Digest, *parts: str) -> Digest:
@@ -119,8 +115,7 @@ def _message(role: str, content: object, name: str = "") -> list[Item]:
 
 
 def _call(call_id: object, name: object, arguments: object) -> Item:
-    if arguments is None or arguments == "":
-        arguments = {}
+    arguments = {} if arguments in (None, "") else arguments
     text = arguments if isinstance(arguments, str) else _json(arguments)
     try:
         text = _json(json.loads(text, parse_int=_number, parse_float=_number))

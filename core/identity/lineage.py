@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
+    KEPT_BYTES,
     LONG_BYTES,
     NEW_BYTES,
     PROMPT_BYTES,
@@ -30,7 +31,6 @@ from weft.core.identity.given import (
     Question,
     Sample,
     Turns,
-    answer_to,
     folded_texts,
     parts_of,
     sample_of,
@@ -56,7 +56,6 @@ _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt chang
 _LONG_CHARACTERS: Final = 80
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
 _NEW_KEYS: Final = 4  # of a prompt that nobody else was told
-_CERTAIN_BYTES: Final = 80  # folded, of exchanges before an answer that nobody gave
 
 
 class Placed(NamedTuple):
@@ -191,6 +190,10 @@ class Lineage:
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
         go_on(self._states, scope, said, program_id)
+        for _begin, end in islice(said.latest_first(), 1):  # the program goes on from its latest answer
+            known = self._answers.get(scope, _answer_key(start, said.items[end - 1]))
+            if known is not None and (had := known.owners.get(program_id)) is not None and had.next is None:
+                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
         self._turns.asked(scope, program_id, said.items, told.text)
@@ -210,15 +213,10 @@ class Lineage:
         question = None
         if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
             user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)
-            earlier = islice((_answer_key(start, said.items[at]) for at in reversed(said.answers)), _MOST_EXCHANGES)
             samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
-            question = Question(
-                samples[0],
-                samples[-1],
-                asked.system.sample,
-                next((each for each in earlier if self._answers.get(scope, each) is not None), None),
-                latest[1] if latest[0] == "result" else "",
-            )
+            before = self._before(asked, program_id, len(said.items))
+            call_id = latest[1] if latest[0] == "result" else ""
+            question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id)
         return Placed(identity, peer, said, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
@@ -310,7 +308,7 @@ class Lineage:
         alive: dict[ProgramId, Question | None] | None = None  # None: it began with the answers before
         bytes_of: Counter[ProgramId] = Counter()
         counts: Counter[ProgramId] = Counter()
-        known, is_latest, latest = 0, True, {}
+        first, known, is_latest, latest = 0, 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
             nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
             questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
@@ -319,7 +317,7 @@ class Lineage:
                 is_latest = is_latest and alive is not None
                 continue
             if alive is None:
-                alive, known, latest = {**owners}, end, owners
+                alive, first, known, latest = {**owners}, begin, end, owners
             else:
                 before = _answer_key(asked.start, said.items[end - 1])
                 alive = {
@@ -329,15 +327,42 @@ class Lineage:
                 }
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
-            counts.update(alive.keys())
+            counts.update(alive.keys() & owners.keys())
             bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
         if alive is None or len(alive) > 1:
             return _Found()
-        program_id, _had = alive.popitem()
-        is_enough = is_latest or bytes_of[program_id] >= _CERTAIN_BYTES
-        if not is_enough or (counts[program_id] < 2 and not latest[program_id].has_system_like(asked.system.sample)):
+        had = latest[program_id := next(iter(alive))]
+        if counts[program_id] < 2:
+            lead = self._before(asked, program_id, first)[1]
+            is_new = lead is not None and had.lead is not None and lead != had.lead
+            has_gone_on = had.next is not None and not had.next.is_related_to(_behind(said, known))
+            if is_new or (has_gone_on and not self._has_answer(asked, program_id, known)):
+                return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
+        is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
+        if not is_enough or (counts[program_id] < 2 and not had.has_system_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
+
+    def _has_answer(self, asked: _Asked, owner: ProgramId, place: int) -> bool:
+        """Whether a request has an answer of a program's model behind a place."""
+        keys = (_answer_key(asked.start, asked.said.items[at]) for at in asked.said.answers if at >= place)
+        return any((known := self._answers.get(asked.scope, key)) and owner in known.owners for key in keys)
+
+    def _before(self, asked: _Asked, owner: ProgramId, end: int) -> tuple[Digest | None, frozenset[Digest] | None]:
+        """The latest answer before a place that a model gave, and all that are others' examples; None: the owner had
+        one. Those that several programs were given, and that nobody had as an example, may be the owner's after all."""
+        before, lead = None, set()
+        for item in (asked.said.items[at] for at in reversed(asked.said.answers[-_MOST_EXCHANGES:]) if at < end):
+            key = _answer_key(asked.start, item)
+            known = self._answers.get(asked.scope, key)
+            before = before or (key if known is not None else None)
+            if known is not None and owner in known.owners:
+                return before, None
+            given = known.owners.values() if known is not None else ()
+            is_example = len(given) < 2 or any(each is not None and each.is_example for each in given)
+            if is_example and sum(map(len, texts_of(item))) >= SHORT_BYTES:
+                lead.add(key)
+        return before, frozenset(lead)
 
     def _owners(self, asked: _Asked, answer: list[Item], questions: list[Item]) -> dict[ProgramId, Question]:
         """The programs that were given an answer to questions. Parts that nobody was given are left out."""
@@ -356,8 +381,9 @@ class Lineage:
             known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
         if known is None or not known.is_crowded:
             return known.asked(told) if known is not None else None
-        kept = (self._answers.get(asked.scope, _exchange_key(key, sample_of(text))) for text, _call in told)
-        found = {each: had for one in kept if one and not one.is_crowded for each, had in one.asked(told).items()}
+        keys = (digest_of(key + sample_of(text).head, "exchange") for text, _call in told)
+        kept = (each for key in keys if (each := self._answers.get(asked.scope, key)) and not each.is_crowded)
+        found = {each: had for one in kept for each, had in one.asked(told).items()}
         return found or None
 
     @staticmethod
@@ -399,13 +425,14 @@ class Lineage:
             found_by = owners if len(owners) == 1 and not any(each.is_shared for each in ends) else set()
         if not found_by:
             keys.update(keys_of(asked.scope, asked.system.values))
-            text = told.text + asked.system.text
-            answers = {key: answer for key in keys if (answer := self._written.get(key)) is not None}
+            plain, questions = _without_exchanges(told)
             known = {each.program_id for each in prompts}
+            written = ((key, self._written.get(key)) for key in keys)
             found_by = _owners_in(
-                text,
-                answers.keys(),
-                {answer for answer in answers.values() if answer.start == asked.start},
+                told.text + asked.system.text,
+                plain + asked.system.text,
+                questions,
+                {key: answer for key, answer in written if answer is not None and answer.start == asked.start},
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
@@ -484,7 +511,7 @@ class Lineage:
             question = placed.question and placed.question._replace(is_example=bool(is_example))
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
-                self._note_text(scope, placed, _exchange_key(key, question.user), "", question)
+                self._note_text(scope, placed, digest_of(key + question.user.head, "exchange"), "", question)
             self._hand_on(scope, placed, steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
@@ -504,13 +531,11 @@ class Lineage:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
         said, owner = placed.said, placed.identity.program_id
         assert said is not None  # noqa: S101  see `answered`
-        handed = tuple(
-            digest_of(placed.start, "handed", text) for text in texts if not self._is_told(scope, text, said)
-        )
+        new = (text for text in texts if not self._is_told(scope, text, said))
+        handed = tuple(digest_of(placed.start, "handed", text) for text in new)
         for digest in handed:
             task = self._handed.get(scope, digest)
-            is_own = task is None or task.program_id == owner
-            self._handed.put(scope, digest, _Task(owner if is_own else SEVERAL, kind))
+            self._handed.put(scope, digest, _Task(SEVERAL if task and task.program_id != owner else owner, kind))
         return handed
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
@@ -523,15 +548,15 @@ class Lineage:
     def _note_text(self, scope: str, placed: Placed, key: Digest, text: str, question: Question | None) -> None:
         program_id = placed.identity.program_id
         answer = self._answers.get(scope, key)
-        is_new = answer is None
         if answer is None:
-            answer = answer_to(placed.start, text)
+            answer = GivenAnswer(placed.start, folded(text)[:KEPT_BYTES])
             self._answers.put(scope, key, answer)
-        size = 1 if is_new else answer.size()
-        is_again = program_id in answer.owners
+        size = answer.size()
+        is_known = (
+            program_id in answer.owners or self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
+        )
         answer.add(program_id, question)
-        is_unknown = self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
-        if not is_again and not is_unknown and len(answer.text) >= PIECE:
+        if not is_known and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told = self._told.has(scope, values).tolist()
             every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
@@ -552,11 +577,6 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
     return digest_of(start, "answer", "".join(texts_of(item)))
 
 
-def _exchange_key(answer: Digest, user: Sample) -> Digest:
-    """What a short answer is kept by as well, because many programs may be given it: with the user's question."""
-    return digest_of(answer + user.head, "exchange")
-
-
 def _system_of(texts: tuple[str, ...]) -> _System:
     text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
     return _System(text, sample_of(text.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
@@ -566,7 +586,7 @@ _system_again = lru_cache(64)(_system_of)  # many requests have the same system 
 
 
 def _owners_in(
-    text: bytes, keys: Collection[int], answers: Iterable[GivenAnswer], teller: ProgramId | None
+    text: bytes, plain: bytes, questions: list[bytes], answers: Mapping[int, GivenAnswer], teller: ProgramId | None
 ) -> set[ProgramId]:
     """The programs whose models wrote so much of a text that nothing else explains it.
 
@@ -575,11 +595,17 @@ def _owners_in(
     """
     bytes_of: Counter[ProgramId] = Counter()
     new_of: Counter[ProgramId] = Counter()
-    for answer in answers:
-        count, new = (0, 0) if answer.is_crowded else answer.bytes_in(text, keys)
+    for answer in set(answers.values()):
+        had = {each: question for each, question in answer.owners.items() if question is not None}
+        if answer.is_crowded or any(each.is_example_in(text) for each in had.values()):
+            continue
+        askers = [each for each, question in had.items() if question.asked.is_part_of(text)]
+        is_asked = askers or (
+            answer.text in text and any(each.asked.is_related_to(asked) for each in had.values() for asked in questions)
+        )
+        count, new = answer.bytes_in(text if is_asked else plain, answers.keys())
         if count:
-            questions = [each for each, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
-            owners = list(answer.owners) if len(answer.owners) == 1 else questions
+            owners = list(answer.owners) if len(answer.owners) == 1 else askers
             if len(owners) == 1:
                 bytes_of[owners[0]] += count
                 new_of[owners[0]] += new
@@ -590,9 +616,27 @@ def _owners_in(
     }
 
 
+def _without_exchanges(told: _Told) -> tuple[bytes, list[bytes]]:
+    """A text without the answers that stand behind a question, and these questions, if they are long enough to tell."""
+    left, questions = [], []
+    for before, item in pairwise([("", ""), *told.items]):
+        question = b"" if is_answer(before) or before[:2] == ("message", "system") else folded_texts([before])
+        if is_answer(item) and len(question) >= SHORT_BYTES:
+            questions.append(question)
+        else:
+            left.append(item)
+    return searched_texts(without_system(left))[0] if questions else told.text, questions[-_MOST_EXCHANGES:]
+
+
 def _exchange(answer: Digest, question: Item) -> int:
     """Stands for a question and its answer among what was told."""
     return int.from_bytes(digest_of(answer, *texts_of(question))[:4])
+
+
+def _behind(said: Said, place: int) -> bytes:
+    """What is said from a place on, up to the next answer, folded."""
+    told = takewhile(lambda item: not is_answer(item), islice(said.items, place, None))
+    return folded_texts(list(told))
 
 
 def _told_before(items: list[Item], place: int) -> Iterator[Item]:

@@ -210,8 +210,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
     }
     program = _own(request, "program-id")
     if program:
-        thread = _own(request, "thread-id")
-        parent = _own(request, "parent-program-id")
+        thread, parent = _own(request, "thread-id"), _own(request, "parent-program-id")
         return Identity(
             Source.WEFT,
             ProgramId(f"{scope}/{program}"),
@@ -253,17 +252,14 @@ def _texts(headers: HTTPHeaders) -> dict[str, str]:
 
 def _own(request: _Request, name: str) -> str | None:
     """One of Weft's own fields: the header, or the field of `vllm_xargs`."""
-    value: object = request.headers.get(f"weft-{name}") or None
-    if value is not None:
-        return check_id(value, f"weft-{name}")
-    field = name.replace("-", "_")
-    value = request.arguments.get(field)
+    if header := request.headers.get(f"weft-{name}"):
+        return check_id(header, f"weft-{name}")
+    value = request.arguments.get(field := name.replace("-", "_"))
     return None if value is None else check_id(value, field)
 
 
 def _session(request: _Request) -> str | None:
-    value = request.body.get("session_id")
-    if value is not None:
+    if (value := request.body.get("session_id")) is not None:
         return check_id(value, "session_id")
     header = request.headers.get("x-session-id")
     return check_id(header, "X-Session-ID") if header else None

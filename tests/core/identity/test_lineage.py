@@ -464,6 +464,112 @@ def test_an_example_that_is_asked_later_merges_nothing() -> None:
     assert len(set(found)) == 4
 
 
+def test_a_first_exchange_that_a_program_has_gone_on_from_is_an_example() -> None:
+    """It stands in another agent's prompt, and the program itself had another example or none before it. An answer that
+    comes back behind the same prompt, or that was the latest one, is the program's."""
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path."
+    example = ("When does the ferry to the island leave?", "At seven, from the pier behind the fish market." * 2)
+    for examples in ((), example):
+        server = Server()
+        first = server.call(prompted("s", *examples, question), answer)
+        assert server.call(prompted("s, now", *examples, question, answer, "Is it steep?"), "no") == first
+        assert server.call(prompted("s, now", *examples, question, answer, "Is it steep?"), "no") == first
+        others = [server.call(prompted("s.", question, answer, f"Where is quay {each}?"), "x") for each in range(2)]
+        assert len({first, *others}) == 3
+
+
+def test_a_first_exchange_without_the_examples_before_it_is_an_example() -> None:
+    """Its program has not gone on from it yet, but it would send its own examples again."""
+    server = Server()
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path."
+    example = ("When does the ferry to the island leave?", "At seven, from the pier behind the fish market." * 2)
+    first = server.call(prompted("s", *example, question), answer)
+    assert server.call(prompted("s", question, answer, "Where is the post office?"), "x") != first
+    assert server.call(prompted("s, later", *example, question, answer, "Is it steep?"), "no") == first
+
+
+def test_an_example_that_is_like_an_answer_is_no_evidence() -> None:
+    """Models begin their answers alike, and nobody asked the question of that answer here."""
+    server = Server()
+    polite = (
+        "I can help you with that. Could you please tell me your name and the number of your booking, so that I find"
+    )
+    first = server.call(prompted("s", "I would like to move my trip to Naples to the autumn."), f"{polite} the trip?")
+    example = ("My suitcase has not come with the train from Bern.", f"{polite} the suitcase?")
+    assert server.call(prompted("s", *example, "When is lunch served?"), "x") != first
+    moved = ("I would like to move my trip to Naples to the autumn. It is 10:05.", f"10:06 {polite} the trip?")
+    assert server.call(prompted("s", *moved, "My name is Ann."), "x") == first
+
+
+def test_the_same_answer_to_another_question_is_an_example() -> None:
+    """Two agents may be answered with the same words. A question too short to tell anything does not tell that."""
+    server = Server()
+    same = "I can do that. Could you please tell me your name and the number of your booking, so that I find the trip?"
+    first = server.call(prompted("s", "I would like to move my trip to Naples to the autumn."), same)
+    example = ("My suitcase has not come with the train from Bern.", same)
+    assert server.call(prompted("s", *example, "When is lunch served?"), "x") != first
+    assert server.call(prompted("Another agent.", "Hm?", same, "Is this polite?"), "x") == first
+
+
+def test_a_ledger_behind_the_users_question_is_no_example() -> None:
+    """A team's manager, as Agent Framework's Magentic has it, begins anew with the user's question and what its model
+    said of it, in a template that stands as an answer. The model was asked that question within a longer one."""
+    server = Server()
+    task = "Which ships are in the harbour of Naples?"
+    facts = "The facts are that ships carry fish, that gulls follow ships, and that the market is near the harbour."
+    first = server.call(prompted("Manage.", f"Here is a request.\n\n{task}\n\nPlease list the facts first."), facts)
+    ledger = f"We work on this:\n{task}\n\nThe facts:\n{facts}\n\nThe plan:\nAsk the writer."
+    assert server.call(prompted("Manage.", task, ledger, "Who speaks next?"), "writer") == first
+
+
+def test_an_example_of_which_one_of_two_programs_is_known_is_no_evidence() -> None:
+    """A client's example is asked later by two agents, and one of them adds to the question. It is neither's."""
+    server = Server()
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path."
+    found = [server.call(prompted("s", question, answer, "And 0?"), "x")]
+    found += [server.call(prompted("s", f"{question}{more}"), answer) for more in ("", " Be brief.")]
+    found.append(server.call(prompted("s, later", question, answer, "And 1?"), "x"))
+    assert len(set(found)) == 4
+
+
+def test_what_a_program_went_on_with_may_have_had_an_addition() -> None:
+    """A reminder that is gone in the next request. The answer behind it tells that the program goes on."""
+    server = Server()
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path." * 2
+    first = server.call(prompted("s", question), answer)
+    assert server.call(prompted("s", question, answer, "Yes.\n\nDo not forget: umbrella 5."), "Bring water.") == first
+    later = (question, answer, "Yes.", "Bring water.", "And?\n\nDo not forget: umbrella 6.")
+    assert server.call(prompted("s", *later), "x") == first
+
+
+def test_an_example_that_stands_behind_another_ones_as_in_its_own_program_is_an_example() -> None:
+    """The exchange before it is a third program's, and no second one of the program's own."""
+    server = Server()
+    example = ("When does the ferry to the island leave?", "At seven, from the pier behind the fish market." * 2)
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path."
+    own = (
+        "Which bus goes to the old harbour?",
+        "Number seven, from the stop across the street." * 2,
+        *example,
+        question,
+    )
+    found = [server.call(prompted("s", *example[:1]), example[1]), server.call(prompted("s", *own), answer)]
+    assert server.call(prompted("s", *own, answer, "Is it steep there?"), "no") == found[1]
+    found.append(server.call(prompted("s", *example, question, answer, "Where is the post office?"), "x"))
+    assert len(set(found)) == 3
+
+
+def test_an_example_that_is_like_what_a_program_has_gone_on_from_is_no_evidence() -> None:
+    """Its question is that program's with an addition, but the program was told something else behind the answer."""
+    server = Server()
+    question = "My train to Naples has been late for hours. Can you tell me what is going on?"
+    same = "I recommend that you look at the timetable on the website, or ask the people at the counter in the station."
+    first = server.call(prompted("s", question), f"I do not know. {same}")
+    assert server.call(prompted("s", question, f"I do not know. {same}", "Who pays for my hotel?"), "no") == first
+    example = (f"Hello. {question}", f"Nobody has told me anything. {same}")
+    assert server.call(prompted("s", *example, "When is lunch served on Sundays?"), "x") != first
+
+
 def test_an_answer_is_found_wherever_it_stands() -> None:
     """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
     text = f"{TASK}\nThe figures must be of this year."
