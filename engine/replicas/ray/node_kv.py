@@ -43,18 +43,18 @@ class NodeKv:
         self._has_warned = False
 
     def open(self) -> None:
-        """The replica runs. If it has claimed its part, blocks can be read from now on, and can come.
-
-        Raises:
-            OSError: The system does not give such memory.
-        """
-        shape = Part.shape_of(Path(self.link))
-        if shape is None:
-            return
-        self._shape, self._own = shape, Known(Part(Path(self.link), shape))
-        self._guests = Part(self._guests_link, shape)
-        self._guests.claim()
+        """The replica runs. If it has claimed its part, blocks can be read from now on, and can come."""
         self._slots: dict[bytes, int] = {}  # of the guests, in the order in which they came
+        try:
+            shape = Part.shape_of(Path(self.link))
+            if shape is None:
+                return
+            self._guests = Part(self._guests_link, shape)
+            self._guests.claim()
+            self._shape, self._own = shape, Known(Part(Path(self.link), shape))
+        except OSError as error:
+            get_logger().warning("programs that move take no KV along", reason=str(error))
+            return
         self._most = max(1, shape.slots // _SHARE)
 
     def lacking(self, keys: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -143,6 +143,23 @@ def test_kv_of_another_model_or_layout_is_never_found(other: dict[str, Any], cap
     assert [record.getMessage().count("cannot be used here") for record in caplog.records] == [1]
 
 
+def test_memory_that_the_system_refuses_costs_the_kv_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replica serves, and what moves is computed again."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(12, "cannot allocate memory")
+
+    with two() as (_, there):
+        monkeypatch.setattr("weft.engine.replicas.ray.node_kv.Part.__init__", refuse)
+        there.kv._own = None
+        there.kv.open()
+        assert list(there.kv.lacking([key(1)])) == []
+        assert there.kv.read([key(1)]) is None
+    assert [record.getMessage().count("take no KV along") for record in caplog.records] == [1]
+
+
 def test_a_replica_without_host_memory_gives_and_takes_nothing() -> None:
     """Its model's KV cannot be swapped, so it has claimed no part."""
     bare = NodeKv(5)
