@@ -216,7 +216,7 @@ class Lineage:
             samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
             before = self._before(asked, program_id, len(said.items))
             call_id = latest[1] if latest[0] == "result" else ""
-            question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id)
+            question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
         return Placed(identity, peer, said, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
@@ -329,6 +329,10 @@ class Lineage:
                     return _Found(is_mixed=True)
             counts.update(alive.keys() & owners.keys())
             bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
+        if is_latest and alive is not None and len(alive) > 1:  # of twins, one that has not gone on from there waits
+            place = sum(at < first for at in said.answers)
+            waiting = (each for each in alive if latest[each].next is None and latest[each].place == place)
+            alive = {each: alive[each] for each in waiting} or alive
         if alive is None or len(alive) > 1:
             return _Found()
         had = latest[program_id := next(iter(alive))]

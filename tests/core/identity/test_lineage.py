@@ -192,6 +192,26 @@ def test_twins_one_after_the_other_stay_apart() -> None:
         assert server.call(said("a", "b", "c", "d", "e"), "f", peer="1") == program
 
 
+def test_twins_one_after_the_other_with_reminders_stay_apart() -> None:
+    """Each request is the same, byte by byte, and its newest question has an addition that the next one's history lacks.
+    The program that has gone on is not the one that waits. Two that wait at once are not guessed."""
+    server = Server()
+    reminder = "\nAnswer in the language of the user, and never in more than a hundred words, whatever you are asked."
+    texts = [f"This is the answer number {number}, which both of them are given by the model." for number in range(3)]
+    questions = [f"What is the name of the street number {number} in the city of Ulm?" for number in range(3)]
+
+    def turn(number: int) -> str:
+        earlier = [text for pair in zip(questions[:number], texts, strict=False) for text in pair]
+        return server.call(said(*earlier, questions[number] + reminder), texts[number])
+
+    first = {turn(number) for number in range(3)}
+    second = {turn(number) for number in range(3)}
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    waiting = {turn(0), turn(0)}
+    assert len(waiting) == 2
+    assert turn(1) not in waiting
+
+
 def test_twins_in_turns_by_one_connection_are_not_guessed() -> None:
     """A gateway sends the calls of many clients by one connection."""
     server = Server()
