@@ -88,9 +88,9 @@ class Question(NamedTuple):
     before: Digest | None = None  # the answer before that a model gave
     lead: frozenset[Digest] | None = None  # long answers before, none of which is the program's; None: one is
     call_id: str = ""  # of the tool call whose result was asked about
+    place: int = 0  # how many answers stood before it
     is_example: bool = False  # a request had it with this answer before any model gave that
     next: Sample | None = None  # what the program told its model behind the answer
-    place: int = 0  # how many answers stood before it
 
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""

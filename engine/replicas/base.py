@@ -89,12 +89,8 @@ class Replica(ABC):
         """
 
     async def take_kv(self, source: Replica, blocks: Sequence[bytes]) -> None:
-        """Have blocks of another replica's host memory where this one reads them: nothing to do on one host.
-
-        Args:
-            source: The other replica.
-            blocks: Their hashes, those that matter most first.
-        """
+        """Have blocks of another replica's host memory where this one reads them: nothing to do on one host. Their
+        hashes are `blocks`, those that matter most first."""
         del source, blocks
 
     @abstractmethod

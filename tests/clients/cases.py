@@ -691,10 +691,4 @@ LACKS: Final = {
 }
 
 # Why the server does not see a case as it is.
-WRONG: Final = {
-    ("agent-framework", "concurrent"): "the two agents share only the user's words",
-    (
-        "aider",
-        "two at once",
-    ): "the same words and answers on new connections: later turns are taken for the first run's",
-}
+WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}

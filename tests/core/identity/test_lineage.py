@@ -193,8 +193,8 @@ def test_twins_one_after_the_other_stay_apart() -> None:
 
 
 def test_twins_one_after_the_other_with_reminders_stay_apart() -> None:
-    """Each request is the same, byte by byte, and its newest question has an addition that the next one's history lacks.
-    The program that has gone on is not the one that waits. Two that wait at once are not guessed."""
+    """Each request is the same, byte by byte. Its newest question has an addition that the next history lacks. The
+    program that has gone on is not the one that waits. Two that wait at once are not guessed."""
     server = Server()
     reminder = "\nAnswer in the language of the user, and never in more than a hundred words, whatever you are asked."
     texts = [f"This is the answer number {number}, which both of them are given by the model." for number in range(3)]
