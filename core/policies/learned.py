@@ -238,8 +238,7 @@ class Learned(Policy):
 
     def _standing(self, program: OpenProgramWork) -> float:
         """The program's key at the gate. Programs whose work is alike keep their places there by arrival, because a
-        program that closes loses its context.
-        """
+        program that closes loses its context."""
         return self._boosted(program, 0 if program.ranked_by.is_alike else program.bucket)
 
     def _boosted(self, program: OpenProgramWork, bucket: int, more_tokens: float = 0.0) -> float:

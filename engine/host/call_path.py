@@ -306,8 +306,7 @@ class CallPath:
         self, open_stream: Callable[[], CallStream[T]], is_closed: Callable[[], bool] | None = None
     ) -> AsyncGenerator[T]:
         """`submit_stream` for a caller with an event loop. The call is opened when the caller asks for the first item;
-        closing the iterator aborts it.
-        """
+        closing the iterator aborts it."""
         loop = asyncio.get_running_loop()
         delivered: asyncio.Queue[Any] = asyncio.Queue()
 

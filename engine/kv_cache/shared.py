@@ -79,8 +79,7 @@ class SharedFolder:
 
 def _give_back(file: int) -> None:
     """Give back memory that the others still map, which takes seconds for much of it. They see from the generations,
-    which go first, that nothing is there.
-    """
+    which go first, that nothing is there."""
     try:
         if size := os.fstat(file).st_size:
             with mmap.mmap(file, size) as memory:

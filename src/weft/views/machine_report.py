@@ -37,8 +37,7 @@ _ENGINE_LINES: Final = re.compile(r"non-default args|Initializing .* engine|\bco
 
 def redacted(text: str, environment: Mapping[str, str]) -> str:
     """The text without secrets: values of names that sound like one, keys of known forms, and the values that the
-    environment has under such names. The home folder is `~`.
-    """
+    environment has under such names. The home folder is `~`."""
     known = {value for name, value in environment.items() if _IS_SECRET.search(name) and len(value) >= 6}
     for value in sorted(known, key=len, reverse=True):
         text = text.replace(value, "***")
