@@ -100,40 +100,6 @@ def baseline_of(name: str) -> Baseline:
     return baseline
 
 
-def with_gate(names: Sequence[str], *, gate: bool | None) -> tuple[str, ...]:
-    """The baselines behind the gate, or without it; those of vLLM's own scheduler, and others that say it, as they are.
-
-    Args:
-        gate: Whether there is a gate; None leaves that to the policy of each baseline.
-
-    Raises:
-        BenchError: there is no such baseline or KV policy.
-    """
-    if gate is None:
-        return tuple(names)
-    part = next(each for each, has_gate in _GATES.items() if has_gate == gate)
-    return tuple(
-        name if baseline_of(name).policy is None or _GATES.keys() & set(name.split(_WITH)) else f"{name}{_WITH}{part}"
-        for name in names
-    )
-
-
-def with_kv_policies(names: Sequence[str], kv_policies: Sequence[str]) -> tuple[str, ...]:
-    """The baselines with each of these KV policies; those of vLLM's own scheduler, and others with one, as they are.
-
-    Raises:
-        BenchError: there is no such baseline or KV policy.
-    """
-    if not kv_policies:
-        return tuple(names)
-    made: list[str] = []
-    for name in names:
-        baseline = baseline_of(name)
-        takes_one = baseline.policy is not None and baseline.kv_policy is None
-        made += [f"{name}{_WITH}{kv_policy}" for kv_policy in kv_policies] if takes_one else [name]
-    return tuple(made)
-
-
 def check_baselines(names: Sequence[str]) -> None:
     """Check that these baselines can be compared.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_gate, with_kv_policies
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
 from weft.bench.settings import BenchSettings
 from weft.commands.progress import Bars
 from weft.commands.shared import setting
@@ -41,26 +41,10 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         setting(
             BenchSettings,
             "baselines",
-            f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
+            f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}. Those of Weft's "
+            f"schedulers take a KV policy ({', '.join(KV_POLICIES)}), and gate or no-gate: atlas+next-use, auto+no-gate.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
-    kv_policies: Annotated[
-        str,
-        typer.Option(
-            "--kv-policy",
-            help=f"Compare Weft's schedulers under each of these KV policies: {', '.join(KV_POLICIES)}. For one "
-            "scheduler only, write atlas+next-use as a baseline.",
-        ),
-    ] = "",
-    gate: Annotated[
-        bool | None,
-        typer.Option(
-            "--gate/--no-gate",
-            help="Put all of Weft's schedulers behind the gate, which opens no more programs than the KV cache holds, "
-            "or none of them (default: auto only). For one scheduler only, write fcfs+gate or auto+no-gate as a "
-            "baseline.",
-        ),
-    ] = None,
     batch_size: Annotated[int, setting(BenchSettings, "batch_size", min=1)] = 8,
     kv_tokens: Annotated[int | None, setting(BenchSettings, "kv_tokens", min=1)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each draws new programs.")] = 3,
@@ -84,7 +68,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         programs=programs,
         seed=seed,
         scale=scale,
-        baselines=with_kv_policies(with_gate(_names(baselines), gate=gate), _names(kv_policies)),
+        baselines=tuple(name.strip() for name in baselines.split(",") if name.strip()),
         batch_size=batch_size,
         kv_tokens=kv_tokens,
         clock=clock,
@@ -104,10 +88,6 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))
         path = report.write(settings, replayed, out, progress.advance)
     typer.echo(path)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(text: str | None, option: str) -> list[float]:
