@@ -15,7 +15,7 @@ import yaml
 from weft.commands.serve import serve
 from weft.engine.models.weights import GGUF_MEMBER, GGUF_SHA256
 from weft.engine.serve.keys import OPEN_PATHS
-from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
+from weft.engine.vllm_compat.options.serve_flags import serve_flags
 from weft.engine.vllm_compat.versions.version import is_tested
 
 pytestmark = pytest.mark.engine  # `OPEN_PATHS` needs FastAPI, which vLLM brings along
@@ -41,7 +41,7 @@ def test_an_image_runs_the_server_itself_as_nobody_special(name: str) -> None:
     lines = (DEPLOY / name).read_text().splitlines()
     (entry,) = (json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT "))
     assert entry[:2] == ["weft", "serve"]
-    assert {word for word in entry if word.startswith("--")} <= SERVE_FLAGS
+    assert {word for word in entry if word.startswith("--")} <= serve_flags()
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", "".join(lines))
     assert path in OPEN_PATHS
@@ -71,7 +71,7 @@ def test_the_manifests_ask_what_the_server_has() -> None:
     (endpoint,) = KUBERNETES[2]["spec"]["podMetricsEndpoints"]
     assert asked | {endpoint["path"]} <= OPEN_PATHS
     flags = {each.partition("=")[0] for each in CONTAINER["args"] if each.startswith("--")}
-    assert flags <= SERVE_FLAGS | OWN_FLAGS
+    assert flags <= serve_flags() | OWN_FLAGS
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     assert ports == {"http": 8000}
     assert {endpoint["port"], KUBERNETES[1]["spec"]["ports"][0]["targetPort"]} == {"http"}

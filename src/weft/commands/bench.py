@@ -41,8 +41,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         setting(
             BenchSettings,
             "baselines",
-            f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}. Those of Weft's "
-            f"schedulers take a KV policy ({', '.join(KV_POLICIES)}), and gate or no-gate: atlas+next-use, auto+no-gate.",
+            f"There are also {', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}. Weft's take "
+            f"a KV policy ({', '.join(KV_POLICIES)}), and gate or no-gate: atlas+next-use, auto+no-gate.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
     batch_size: Annotated[int, setting(BenchSettings, "batch_size", min=1)] = 8,

@@ -33,7 +33,7 @@ from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.options import EngineOptions
 from weft.engine.serve.script_file import read_script
 from weft.engine.vllm.start_progress import host_memory
-from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
+from weft.engine.vllm_compat.options.serve_flags import serve_flags
 from weft.engine.vllm_compat.versions.version import check_vllm
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     if "-h" in context.args:
         typer.echo(context.get_help())
         raise typer.Exit
-    check_flags(context.args, SERVE_FLAGS, [name for each in context.command.params for name in each.opts])
-    swap = _host_memory(host_kv_gib)
     check_vllm()
+    check_flags(context.args, serve_flags(), [name for each in context.command.params for name in each.opts])
+    swap = _host_memory(host_kv_gib)
     script = Script(read_script(scripted)) if scripted is not None else None
     folder = TemporaryDirectory(prefix="weft-scripted-")
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
