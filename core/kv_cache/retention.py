@@ -254,35 +254,24 @@ class Retention(Contexts):
 
     # -- decisions and the order of eviction
 
-    def epoch(self, memory: Memory, now_s: float) -> list[Context]:
+    def epoch(self, memory: Memory, now_s: float) -> None:
         """Decide and rank everything again with what is known now; call it about once a second.
 
         O(n) for n contexts, however many blocks they have. The leaves are ranked when somebody asks what goes next.
-
-        Returns:
-            The contexts to spill that are not in host memory yet. `chain_of` names their blocks.
         """
         self.observe_memory(memory)
-        to_spill: list[Context] = []
-        if self.policy.decides:
-            self._held.clear()
-            self.held_tokens = 0
-            for context in self.tree.contexts():
-                context.decision = self.policy.decide(context, self.memory, now_s)
-                is_kept = context.decision.action is Action.KEEP
-                self._count_held(context, self.tree.own_tokens(context) if is_kept else 0)
-                if context.decision.action is Action.SPILL and not context.on_host:
-                    to_spill.append(context)
+        for context in self._decided_again():
+            self.revisit(context, now_s)
         if self.policy.decides or self.policy.changes_with_time:
             self.order.mark_all()
-        return to_spill
+
+    def _decided_again(self) -> list[Context]:
+        contexts = self.contexts_anywhere() if self.policy.decides else []
+        return list(dict.fromkeys([*self._held, *contexts])) if self._held else contexts
 
     def to_revisit(self) -> list[Context | Block]:
         """The contexts and blocks for which `revisit` should be called once in each epoch, instead of `epoch`."""
-        found: list[Context | Block] = []
-        if self.policy.decides:
-            contexts = self.contexts_anywhere()
-            found += dict.fromkeys([*self._held, *contexts]) if self._held else contexts
+        found: list[Context | Block] = [*self._decided_again()]
         if self.policy.decides or self.policy.changes_with_time:
             found += self.order.leaves()
         return found

@@ -123,10 +123,11 @@ class FrontEnd:
         self.programs = programs = Programs(
             options, self._life, self._in_flight, idle, messages, hears_events=link.hears_events
         )
-        graphs = self._history.graphs if self._history is not None else ExecutionGraphs()
-        table.forecasts = graphs.rows
-        self.forecasts = graphs
-        self.observe(Forecasts(graphs, loop, self._history))
+        if self._history is not None:
+            self._history.save_on(loop)
+        self.forecasts = self._history.graphs if self._history is not None else ExecutionGraphs()
+        table.forecasts = self.forecasts.rows
+        self.observe(Forecasts(self.forecasts, self._history))
         self._learned: LearnedReports | None = None
         if learns:
             self._learned = LearnedReports(loop, link.send, table, self._history, lambda: messages.is_idle)

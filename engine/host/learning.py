@@ -27,6 +27,7 @@ from weft.engine.wire.answers import read_learned
 from weft.engine.wire.control import TakeLearned, UseHistory, encode_control
 
 _MOST_BYTES: Final = 1 << 26
+_SAVE_EVERY_S: Final = 10.0
 
 
 class HistoryFile:
@@ -48,6 +49,7 @@ class HistoryFile:
         self._lock = fork_safe(threading.Lock())
         self._has_warned = False
         self._saved_graphs = 0
+        self._saves: Batches[None] | None = None
         try:
             self._history = self._read()
             self._is_saved = False
@@ -68,12 +70,27 @@ class HistoryFile:
         with self._lock:
             return self._history.to_json(with_graphs=False)
 
+    def save_on(self, loop: LoopThread) -> None:
+        """Save what changes from now on, ten seconds later, on an engine's event loop."""
+        self._saves = Batches(loop, self._save_later)
+
     def add(self, model: str, ends: Iterable[ProgramEnd]) -> None:
         """Programs have ended. They are in the file after the next `save`."""
         with self._lock:
             for end in ends:
                 self._history[model].add(end)
                 self._is_saved = False
+        if not self._is_saved:
+            self.changed()
+
+    def changed(self) -> None:
+        """The history, or what its graphs have learned, may not be in the file yet."""
+        if self._saves is not None:
+            self._saves.add(None)
+
+    async def _save_later(self, _changes: tuple[None, ...]) -> None:
+        await asyncio.sleep(_SAVE_EVERY_S)
+        await in_thread(self.save)
 
     def save(self) -> None:
         """Write the file if the history has changed. Errors are logged, the first one as a warning."""
@@ -118,7 +135,6 @@ class HistoryFile:
         self._is_saved, self._saved_graphs = True, learned
 
 
-SAVE_EVERY_S: Final = 10.0
 _LEARNED_FROM: Final = (ProgramState.FINISHED, ProgramState.FAILED)
 
 
@@ -129,14 +145,12 @@ class Forecasts(ProgramObserver):
 
     Args:
         graphs: The execution graphs.
-        loop: The engine's event loop.
-        file: Where they are kept, saved ten seconds after a program has ended; None: nowhere.
+        file: Where they are kept; None: nowhere.
     """
 
-    def __init__(self, graphs: ExecutionGraphs, loop: LoopThread, file: HistoryFile | None) -> None:
+    def __init__(self, graphs: ExecutionGraphs, file: HistoryFile | None) -> None:
         self.graphs = graphs
         self._file = file
-        self._saves = Batches[None](loop, self._save_later)
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
         del now_s
@@ -161,16 +175,10 @@ class Forecasts(ProgramObserver):
         del now_s
         self.graphs.end(row.info.program_id, learn=state in _LEARNED_FROM)
         if self._file is not None:
-            self._saves.add(None)
-
-    async def _save_later(self, _ends: tuple[None, ...]) -> None:
-        await asyncio.sleep(SAVE_EVERY_S)
-        if self._file is not None:
-            await in_thread(self._file.save)
+            self._file.changed()
 
 
 _ASK_EVERY_S: Final = 1.0
-_SAVE_EVERY_S: Final = 10.0
 _LAST_S: Final = 5.0  # for the last question, at shutdown
 
 
@@ -202,7 +210,6 @@ class LearnedReports(ProgramObserver):
         self._file = file
         self._is_told = is_told
         self._asks = Batches[None](loop, self._ask_later)
-        self._saves = Batches[None](loop, self._save_later)
 
     def begin(self) -> None:
         """The schedulers have started."""
@@ -237,10 +244,8 @@ class LearnedReports(ProgramObserver):
         answers = await self._send(encode_control(TakeLearned())) or []
         reports = [report for report in map(read_learned, answers) if report is not None]
         self._table.classes = together(row for report in reports for row in report.classes)
-        if self._file is not None and any(report.ends for report in reports):
-            for report in reports:
-                self._file.add(report.model, report.ends)
-            self._saves.add(None)
+        for report in reports if self._file is not None else ():
+            self._file.add(report.model, report.ends)
         if not all(report.has_history for report in reports):
             await self._send_history()
 
@@ -250,8 +255,3 @@ class LearnedReports(ProgramObserver):
             await self._send(encode_control(UseHistory(history)))
         except EngineError as error:  # it is asked again
             get_logger().debug("a scheduler did not get the history", reason=repr(error))
-
-    async def _save_later(self, _changes: tuple[None, ...]) -> None:
-        await asyncio.sleep(_SAVE_EVERY_S)
-        if self._file is not None:
-            await in_thread(self._file.save)

@@ -561,12 +561,14 @@ def test_a_spill_goes_first_once_it_is_copied() -> None:
     play(kept, "q", "c", 0.5)
     kept.happened("p", ToolStarted("slow"), 1.0)
     kept.happened("q", ToolStarted("slow"), 1.0)
-    first, second = kept.epoch(full, 1.5)
+    kept.epoch(full, 1.5)
+    first, second = kept.contexts_anywhere()
     assert [kept.chain_of(each) for each in (first, second)] == [["a", "ab"], ["c"]]
+    assert first.decision.action is second.decision.action is Action.SPILL
     assert kept.order.next_blocks(1, 1.5) == ["c"]
     kept.copied(first)
     assert kept.order.next_blocks(3, 2.0) == ["ab", "a", "c"]
-    assert kept.epoch(full, 2.5) == [second]
+    assert (first.on_host, second.on_host) == (True, False)
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)

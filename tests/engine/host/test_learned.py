@@ -79,8 +79,9 @@ async def test_the_table_shows_the_classes_of_all_replicas(loop: LoopThread) -> 
 async def test_the_history_has_the_programs_of_all_replicas(loop: LoopThread, tmp_path: Path) -> None:
     """It is saved while the engine runs, so that a crash loses little, and again at its shutdown."""
     path = tmp_path / "history.json"
-    replicas = Replicas()
-    reports = LearnedReports(loop, replicas.send, ProcessTable(), HistoryFile(path))
+    replicas, file = Replicas(), HistoryFile(path)
+    file.save_on(loop)
+    reports = LearnedReports(loop, replicas.send, ProcessTable(), file)
     replicas.ends = [[end(5)], [end(7), end(9)]]
     reports._asks.add(None)
     await until(lambda: saved(path) == [5, 7, 9])
