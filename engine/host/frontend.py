@@ -40,7 +40,7 @@ from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
 from weft.engine.watch import Listener, WatchedReplica
-from weft.engine.wire.answers import read_kv_stats
+from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeKvStats, encode_control
 
 _counter = itertools.count()
@@ -145,7 +145,7 @@ class FrontEnd:
         answers: list[Any] = []
         with suppress(Exception):  # no start fails for want of this figure
             answers = self._loop.submit(self._link.send(encode_control(TakeKvStats()))).result(_ANSWER_S)
-        found = [stats for answer in answers if (stats := read_kv_stats(answer)) is not None]
+        found = [stats for answer in answers if (stats := read_answer(KvStats, answer)) is not None]
         return min((stats.host_capacity_bytes for stats in found), default=0) / 2**30
 
     def _has_started(self) -> None:
@@ -235,7 +235,7 @@ class FrontEnd:
             answers: list[Any] = []
             with suppress(EngineError, TimeoutError, FutureCancelledError):  # the last figures are left
                 answers = self._loop.submit(self._link.send(encode_control(TakeKvStats()))).result(_ANSWER_S)
-            found = (read_kv_stats(answer) for answer in answers)
+            found = (read_answer(KvStats, answer) for answer in answers)
             self._kv_stats = KvStats.together(each for each in found if each is not None) or self._kv_stats
         return self._kv_stats
 

@@ -23,7 +23,7 @@ from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
 from weft.engine.host.scheduler_messages import Batches
 from weft.engine.processes.loop_thread import LoopThread, in_thread
-from weft.engine.wire.answers import read_learned
+from weft.engine.wire.answers import LearnedReport, read_answer
 from weft.engine.wire.control import TakeLearned, UseHistory, encode_control
 
 _MOST_BYTES: Final = 1 << 26
@@ -242,10 +242,12 @@ class LearnedReports(ProgramObserver):
 
     async def _ask(self) -> None:
         answers = await self._send(encode_control(TakeLearned())) or []
-        reports = [report for report in map(read_learned, answers) if report is not None]
+        found = (read_answer(LearnedReport, answer) for answer in answers)
+        reports = [report for report in found if report is not None]
         self._table.classes = together(row for report in reports for row in report.classes)
-        for report in reports if self._file is not None else ():
-            self._file.add(report.model, report.ends)
+        if self._file is not None:
+            for report in reports:
+                self._file.add(report.model, report.ends)
         if not all(report.has_history for report in reports):
             await self._send_history()
 

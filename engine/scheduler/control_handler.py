@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from weft.core.class_rows import together
 from weft.core.kv_cache.retention import CallAnnounced, KvEvent, ToolEnded, ToolStarted
 from weft.core.policies import Policy
 from weft.core.policies.history import History
@@ -12,14 +13,7 @@ from weft.engine.kv_cache.order import KvOrder
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import AbortedAccounts, KvAccounts
 from weft.engine.scheduler.live import LiveView
-from weft.engine.wire.answers import (
-    LearnedReport,
-    encode_aborted,
-    encode_kv_stats,
-    encode_learned,
-    encode_schedule_stats,
-    encode_state,
-)
+from weft.engine.wire.answers import Answer, LearnedReport, encode_aborted, encode_answer
 from weft.engine.wire.control import (
     AbortedCalls,
     EventKind,
@@ -34,6 +28,8 @@ from weft.engine.wire.control import (
     TakeScheduleStats,
     TakeState,
 )
+
+_MOST_CLASSES: Final = 100  # in an answer
 
 
 class ControlHandler:
@@ -81,7 +77,7 @@ class ControlHandler:
         self,
         message: ProgramsEnded | ProgramEvents | AbortedCalls | SpillProgram | ExchangeService | Question | None,
         now_s: float,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Carry out a message.
 
         Returns:
@@ -108,20 +104,20 @@ class ControlHandler:
             case ExchangeService(elsewhere):
                 return dict(self._policy.exchange(elsewhere))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
-                return self._answer(question, now_s)
+                return encode_answer(self._answer(question, now_s))
         return {}
 
-    def _answer(self, question: Question, now_s: float) -> dict[str, Any]:
+    def _answer(self, question: Question, now_s: float) -> Answer:
         match question:
             case TakeLearned():
-                classes, ends = self._policy.classes(), self._policy.take_ends()
-                return encode_learned(LearnedReport(self._model, tuple(classes), tuple(ends), self.has_history))
+                classes, ends = together(self._policy.classes())[:_MOST_CLASSES], self._policy.take_ends()
+                return LearnedReport(self._model, tuple(classes), tuple(ends), self.has_history)
             case TakeKvStats():
-                return encode_kv_stats(self._kv_accounts.stats(self._kv_order))
+                return self._kv_accounts.stats(self._kv_order)
             case TakeScheduleStats():
-                return encode_schedule_stats(self._schedule_stats())
+                return self._schedule_stats()
             case TakeState():
-                return encode_state(self._live.state(now_s))
+                return self._live.state(now_s)
 
     def _schedule_stats(self) -> ScheduleStats:
         entries = self._table.entries.values()

@@ -21,7 +21,7 @@ from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth
 from weft.core.show import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.engine.processes.loop_thread import in_thread
-from weft.engine.wire.answers import read_state
+from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import Question, TakeState, encode_control
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class LiveReader:
 
 async def _state_of(replica: WatchedReplica) -> SchedulerState | None:
     (answer,) = await ask(replica, TakeState())
-    return read_state(answer)
+    return read_answer(SchedulerState, answer)
 
 
 async def ask(replica: WatchedReplica, *questions: Question) -> Sequence[Any]:

@@ -22,19 +22,7 @@ from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
 from weft.core.show import LiveCall, ProgramKv, SchedulerState
-from weft.engine.wire.answers import (
-    LearnedReport,
-    encode_aborted,
-    encode_kv_stats,
-    encode_learned,
-    encode_schedule_stats,
-    encode_state,
-    read_aborted,
-    read_kv_stats,
-    read_learned,
-    read_schedule_stats,
-    read_state,
-)
+from weft.engine.wire.answers import LearnedReport, encode_aborted, encode_answer, read_aborted, read_answer
 from weft.engine.wire.call_header import (
     FIELDS,
     SCOPE_LENGTH,
@@ -376,36 +364,26 @@ def test_what_a_policy_has_learned_comes_back() -> None:
     learned = LearnedReport(
         "model", classes, (ProgramEnd(None, "chat", 5, True), ProgramEnd("acme", "", 6, False)), False
     )
-    assert read_learned(json.loads(json.dumps(encode_learned(learned)))) == learned
-    assert read_learned(None) is None
-
-
-def test_an_answer_has_a_hundred_classes() -> None:
-    """Those with programs at the gate or in progress are among them, however many names there are."""
-    few = [ClassRow(None, f"busy {n}", 0, 1, math.nan, math.nan, Branch.QUEUES, held=n % 2) for n in range(50)]
-    many = [ClassRow(None, f"n{n}", 9, 0, math.nan, math.nan, Branch.INDEX) for n in range(1000)]
-    learned = read_learned(encode_learned(LearnedReport("m", (*many, *few), (), True)))
-    assert learned is not None
-    assert len(learned.classes) == 100
-    assert {row.name for row in few} <= {row.name for row in learned.classes}
+    assert read_answer(LearnedReport, json.loads(json.dumps(encode_answer(learned)))) == learned
+    assert read_answer(LearnedReport, None) is None
 
 
 def test_the_figures_of_the_kv_cache_come_back() -> None:
     """They survive msgpack. Several replicas make one: sums, and of each tool the figures with the most samples."""
     first = KvStats("ttl", 1, 2, 3, 4, 5, 6, 7, 8, (ToolStats("search", 3, 1.5, 4.5), ToolStats("run", 9, 1.0, 2.0)))
     second = KvStats("ttl", 10, 20, 30, 40, 50, 60, 70, 80, (ToolStats("search", 30, 2.5, 3.5),))
-    found = [read_kv_stats(json.loads(json.dumps(encode_kv_stats(each)))) for each in (first, second)]
+    found = [read_answer(KvStats, json.loads(json.dumps(encode_answer(each)))) for each in (first, second)]
     assert found == [first, second]
     tools = (ToolStats("search", 30, 2.5, 3.5), ToolStats("run", 9, 1.0, 2.0))
     assert KvStats.together([first, second]) == KvStats("ttl", 11, 22, 33, 44, 55, 66, 77, 88, tools)
-    assert KvStats.together([]) is read_kv_stats(None) is None
+    assert KvStats.together([]) is read_answer(KvStats, None) is None
 
 
 def test_the_figures_of_queues_come_back() -> None:
     """They survive msgpack. A replica that does not run gives no answer."""
     stats = ScheduleStats((LevelStats(0, 1, 2, 3, 4.5, 5.5), LevelStats(1, 0, 0, 1, 0.5, 9.0)), 7)
-    assert read_schedule_stats(json.loads(json.dumps(encode_schedule_stats(stats)))) == stats
-    assert read_schedule_stats(None) is None
+    assert read_answer(ScheduleStats, json.loads(json.dumps(encode_answer(stats)))) == stats
+    assert read_answer(ScheduleStats, None) is None
 
 
 def test_the_state_of_a_scheduler_reaches_the_front_end() -> None:
@@ -413,8 +391,8 @@ def test_the_state_of_a_scheduler_reaches_the_front_end() -> None:
     first = LiveCall(CallId("c"), ProgramId("p"), 2, True, 1.5, 0.5, 30, 4)
     second = LiveCall(CallId("d"), ProgramId("q"), None, False, 0.0, 2.0, 7, 0)
     state = SchedulerState(1, 1, 0.25, (first, second), (ProgramKv(ProgramId("p"), 32, 16),))
-    assert read_state(json.loads(json.dumps(encode_state(state)))) == state
-    assert read_state(None) is None
+    assert read_answer(SchedulerState, json.loads(json.dumps(encode_answer(state)))) == state
+    assert read_answer(SchedulerState, None) is None
 
 
 def test_a_session_travels_as_vllms_own() -> None:

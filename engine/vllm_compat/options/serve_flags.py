@@ -20,8 +20,8 @@ def serve_flags() -> frozenset[str]:
     vLLM must be installed.
     """
     spec = importlib.util.find_spec("vllm")
-    (root,) = spec.submodule_search_locations or () if spec is not None else ()
-    files = [file for name in _FILES if (file := Path(root, name)).is_file()]
+    roots = (spec is not None and spec.submodule_search_locations) or ()
+    files = [file for root in roots for name in _FILES if (file := Path(root, name)).is_file()]
     flags = {flag for file in files for flag in _flags(ast.parse(file.read_text(encoding="utf-8")))}
     turned = {(turn, way) for turn in ("--enable-", "--disable-") for way in ("--enable-", "--disable-")}
     turned.add(("--", "--no-"))

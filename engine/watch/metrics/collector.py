@@ -26,7 +26,7 @@ from weft.engine.watch.metrics.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import ALL, Shown
 from weft.engine.watch.reader import ANSWER_S, WatchedEngine, WatchedReplica, ask
-from weft.engine.wire.answers import read_kv_stats, read_schedule_stats
+from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeKvStats, TakeScheduleStats
 
 _KINDS: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
@@ -49,7 +49,8 @@ async def _read_figures(replicas: Sequence[WatchedReplica]) -> list[_ReplicaFigu
 
 async def _figures(replica: WatchedReplica) -> _ReplicaFigures:
     schedule, kv = await ask(replica, TakeScheduleStats(), TakeKvStats())
-    return _ReplicaFigures(replica.model, replica.health, read_schedule_stats(schedule), read_kv_stats(kv))
+    figures = read_answer(ScheduleStats, schedule), read_answer(KvStats, kv)
+    return _ReplicaFigures(replica.model, replica.health, *figures)
 
 
 class _Rising:

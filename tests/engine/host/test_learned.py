@@ -16,7 +16,7 @@ from weft.core.process_table import ProcessTable
 from weft.engine.host import learning as learned
 from weft.engine.host.learning import HistoryFile, LearnedReports
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire.answers import LearnedReport, encode_learned
+from weft.engine.wire.answers import LearnedReport, encode_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ class Replicas:
             self.history = [had or message["history"] for had in self.history]
             return [{}, {}, None]
         answers = [
-            encode_learned(
+            encode_answer(
                 LearnedReport("m", (row(number + 1),), tuple(self.ends[number]), self.history[number] is not None)
             )
             for number in range(2)

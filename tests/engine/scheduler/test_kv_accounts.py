@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft.core.kv_cache.config import CopySpeed
-from weft.engine.wire.answers import read_kv_stats
+from weft.core.kv_cache.stats import KvStats
+from weft.engine.wire.answers import read_answer
 
 pytestmark = pytest.mark.engine
 
@@ -26,7 +27,7 @@ def test_what_host_memory_gives_back_is_fetched_and_not_computed_again(tmp_path:
         h.run()
     account = h.accounts["a67"]
     assert account["recomputed_tokens"] == 0
-    stats = read_kv_stats(h.scheduler({"type": "take_kv_stats"}))
+    stats = read_answer(KvStats, h.scheduler({"type": "take_kv_stats"}))
     assert stats is not None
     assert stats.found_tokens + account["fetched_tokens"] == 64
     assert stats.fetched_tokens >= account["fetched_tokens"], "some may have been fetched ahead of the call"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft.core.class_rows import Branch
+from weft.core.class_rows import Branch, ClassRow
 from weft.core.ids import ProgramId
 from weft.core.policies.history import History
-from weft.engine.wire.answers import LearnedReport, read_learned
+from weft.engine.wire.answers import LearnedReport, read_answer
 from weft.engine.wire.control import ProgramsEnded, TakeLearned, UseHistory, encode_control
 
 pytestmark = pytest.mark.engine
@@ -24,7 +25,7 @@ def harness(tmp_path: Path) -> Any:
 
 
 def learned(harness: Any) -> LearnedReport:
-    found = read_learned(harness.scheduler(encode_control(TakeLearned())))
+    found = read_answer(LearnedReport, harness.scheduler(encode_control(TakeLearned())))
     assert found is not None
     return found
 
@@ -46,6 +47,16 @@ def test_what_a_scheduler_learns_is_taken_once(harness: Any) -> None:
     assert all(end.work_tokens >= 10 for end in first.ends)
     assert [(row.name, row.ended, row.live) for row in first.classes] == [("chat", 3, 0)]
     assert learned(harness).ends == ()
+
+
+def test_an_answer_has_a_hundred_classes(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with programs at the gate or in progress are among them, however many names there are."""
+    few = [ClassRow(None, f"busy {n}", 0, 1, math.nan, math.nan, Branch.QUEUES, held=n % 2) for n in range(50)]
+    many = [ClassRow(None, f"n{n}", 9, 0, math.nan, math.nan, Branch.INDEX) for n in range(1000)]
+    monkeypatch.setattr(harness.scheduler.weft_policy, "classes", lambda: [*many, *few])
+    classes = learned(harness).classes
+    assert len(classes) == 100
+    assert {row.name for row in few} <= {row.name for row in classes}
 
 
 def test_the_prompts_of_an_engines_start_are_forgotten(harness: Any) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from weft.core.policies.queues.levels import ScheduleStats
-from weft.engine.wire.answers import read_schedule_stats
+from weft.engine.wire.answers import read_answer
 
 pytestmark = pytest.mark.engine
 
 
 def stats(h: Any) -> ScheduleStats:
-    found = read_schedule_stats(h.scheduler({"type": "take_schedule_stats"}))
+    found = read_answer(ScheduleStats, h.scheduler({"type": "take_schedule_stats"}))
     assert found is not None
     return found
 

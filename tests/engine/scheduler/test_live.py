@@ -9,7 +9,7 @@ import pytest
 
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.show import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
-from weft.engine.wire.answers import read_state
+from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeState, encode_control
 
 pytestmark = pytest.mark.engine
@@ -18,7 +18,7 @@ ATLAS: dict[str, Any] = {"name": "atlas", "bounds_s": [1.5, 100], "beta": 1000}
 
 
 def state_of(harness: Any) -> SchedulerState:
-    state = read_state(harness.scheduler(encode_control(TakeState())))
+    state = read_answer(SchedulerState, harness.scheduler(encode_control(TakeState())))
     assert state is not None
     return state
 

@@ -14,7 +14,7 @@ from host_programs import end, happened, prompt_of, start_tool
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.kv_cache.stats import KvStats
-from weft.engine.wire.answers import read_kv_stats
+from weft.engine.wire.answers import read_answer
 
 pytestmark = pytest.mark.engine
 
@@ -179,7 +179,7 @@ def test_a_request_says_the_same_for_its_program(make: Make) -> None:
 
 
 def stats(h: Any) -> KvStats:
-    found = read_kv_stats(h.scheduler({"type": "take_kv_stats"}))
+    found = read_answer(KvStats, h.scheduler({"type": "take_kv_stats"}))
     assert found is not None
     return found
 

@@ -23,7 +23,7 @@ from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.watch import WatchedReplica
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import MOST_NAMES
-from weft.engine.wire.answers import encode_kv_stats, encode_schedule_stats
+from weft.engine.wire.answers import encode_answer
 from weft.testing import FakeClock, ScriptedEngine
 
 BODY: Any = {"messages": [{"role": "user", "content": "hello there"}]}
@@ -36,7 +36,7 @@ def answering(health: ReplicaHealth, answers: list[Any]) -> WatchedReplica:
         schedule, kv = answers
         if schedule is None:
             return None
-        return encode_schedule_stats(schedule) if message["type"] == "take_schedule_stats" else encode_kv_stats(kv)
+        return encode_answer(schedule if message["type"] == "take_schedule_stats" else kv)
 
     return WatchedReplica("tiny", health, ask)
 
