@@ -12,7 +12,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.routing.admission import Admission
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.in_flight import Link, ModelEndpoint
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
@@ -111,17 +111,13 @@ class Engine(FrontEnd):
         return f"<weft.Engine {self.engine_id} {self.model!r} {self.policy.name}>"
 
 
-class _OneEngine:
-    """The way to one vLLM engine: a `Link`."""
+class _OneEngine(Link):
+    """The way to one vLLM engine."""
 
     def __init__(self, llm: AccountingLLM, endpoint: ModelEndpoint, options: EngineOptions) -> None:
+        super().__init__(endpoint)
         self.hears_events = options.predicts
         self._llm = llm
-        self._endpoint = endpoint
-
-    def endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # vLLM refuses a wrong name
-        return self._endpoint
 
     async def send(self, message: Mapping[str, Any]) -> list[Any]:
         from weft.engine.vllm_compat.control import send_to_scheduler

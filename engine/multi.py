@@ -26,7 +26,7 @@ from weft.engine.backends import Launcher, make_launcher
 from weft.engine.host.backend import Sessions
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.in_flight import Link, ModelEndpoint
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
@@ -292,8 +292,8 @@ class AsyncMultiLLMEngine(FrontEnd):
         return f"<weft.AsyncMultiLLMEngine {self.engine_id} {self.models} {self.policy.name} {self._balancer.name}>"
 
 
-class _Replicas:
-    """The way to the replicas of all models: a `Link`."""
+class _Replicas(Link):
+    """The way to the replicas of all models."""
 
     def __init__(self, groups: Mapping[str, ReplicaGroup], model: str, options: EngineOptions) -> None:
         self.hears_events = options.predicts

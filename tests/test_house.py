@@ -20,7 +20,7 @@ from weft.integrations.langchain import ChatWeft
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "explanation" / "one-call.md"
 AT_MOST = {
-    "lines": 59_450,
+    "lines": 59_190,
     "files": 403,
     "most_files_in_a_folder": 12,
     "class_names_used_twice": 0,
@@ -40,7 +40,7 @@ def test_a_call_makes_few_hops() -> None:
     """Counts of files, of calls and of changes of file, from `ChatWeft.invoke` to vLLM and back. Two threads take turns
     after the answer, so changes of file differ by one or two from run to run."""
     before, after = hops_of_a_call()
-    assert before.within(Hops(files=22, calls=146, changes_of_file=63))
+    assert before.within(Hops(files=22, calls=146, changes_of_file=62))
     assert after.within(Hops(files=20, calls=91, changes_of_file=40))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from weft.core.program.observer import ProgramObserver
 from weft.core.routing.admission import check_timeout, deadline
 from weft.core.trace.recorder import Recorder
 from weft.engine.host.backend import Programs
-from weft.engine.host.in_flight import InFlight, Link, ModelEndpoint, TokenRecorder
+from weft.engine.host.in_flight import InFlight, Link, ModelEndpoint
 from weft.engine.host.scheduler_messages import AbortedCall
 from weft.engine.options import EngineOptions
 from weft.engine.processes.loop_thread import LoopThread
@@ -101,7 +101,8 @@ class CallPath:
             if "timeout_s" in fields:
                 timeout_s = check_timeout(fields.pop("timeout_s"), "timeout_s")
             endpoint = self._link.endpoint(fields.get("model"))
-            refuse_priority(fields.get("priority"))
+            if "priority" in fields:
+                refuse_priority(fields["priority"])
             if 0 in (fields.get("max_tokens"), fields.get("max_completion_tokens")):
                 raise InvalidRequestError("max_tokens must be at least 1, not 0.")
             request = endpoint.chat.make_request(fields, program, identity)
@@ -112,8 +113,8 @@ class CallPath:
             self._note_refusal(program, identity, error)
             raise
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
-        if self._recorder is not None:
-            call.recorder = TokenRecorder(self._recorder, identity, request)
+        if call.recorder is not None:  # vLLM is to send the ids with the answer
+            call.hides_ids, request.return_token_ids = not request.return_token_ids, True
         return call, request
 
     def enter_call(
@@ -198,17 +199,11 @@ class CallPath:
                 time_left_s=ends.at_s - now_s,
                 program_time_left_s=of_program.due_s - now_s,
             )
-            call = InFlight(program, identity, row, of_program, endpoint, ends)
+            call = InFlight(program, identity, row, of_program, endpoint, ends, self._recorder)
             self._in_flight.add(call)
             undo.pop_all()
         self._programs.observers.tell(ProgramObserver.call_arrived, identity, program.graph, now_s)
         return call, header
-
-    def note_tokens(self, call: InFlight, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Give a call's prompt and more of its output to the recorder, if there is one."""
-        if self._recorder is not None:
-            ids = call.identity
-            self._recorder.note_tokens(ids.program_id, ids.call_id, prompt=prompt, output=output)
 
     def _check_new(self, call_id: CallId) -> None:
         self._life.check_process()
@@ -234,7 +229,7 @@ class CallPath:
             async with call.in_time(self._clock, is_stream=False):
                 response = await call.endpoint.chat.complete(request)
             if call.recorder is not None:
-                call.recorder.take(response)
+                call.take_ids(response)
             call.note_answer(response)
             call.outcome = CallState.FINISHED
         except Exception:
@@ -251,7 +246,7 @@ class CallPath:
         call, request = self.open(body, program, identity, stream=True)
 
         def take(chunk: dict[str, Any]) -> bool:
-            if call.recorder is not None and not call.recorder.take(chunk):
+            if call.recorder is not None and not call.take_ids(chunk):
                 return False
             call.note_answer(chunk)
             if any(choice.get("finish_reason") for choice in chunk["choices"]):

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -75,10 +75,17 @@ class ModelEndpoint(NamedTuple):
     model: str = ""  # the name that the model is served by
 
 
-class Link(Protocol):
-    """What an engine's host asks of where its calls run: one vLLM engine, several replicas, or a server."""
+class Link:
+    """The way to where an engine's calls run. This one leads to an endpoint that has no scheduler.
 
-    hears_events: bool  # whether anybody there wants to know what happens between calls
+    Attributes:
+        hears_events: Whether anybody there wants to know what happens between calls.
+    """
+
+    hears_events: bool = False
+
+    def __init__(self, endpoint: ModelEndpoint) -> None:
+        self._endpoint = endpoint
 
     def endpoint(self, model: str | None) -> ModelEndpoint:
         """The endpoint of a model; None: the request names none.
@@ -86,6 +93,8 @@ class Link(Protocol):
         Raises:
             UnknownModelError: The engine does not serve this model.
         """
+        del model  # the endpoint refuses a wrong name, or takes any
+        return self._endpoint
 
     async def send(self, message: Mapping[str, Any]) -> list[Any]:
         """Send a control message to every scheduler of the engine, on the engine's event loop.
@@ -93,9 +102,23 @@ class Link(Protocol):
         Returns:
             Their answers; None from a replica that does not run.
         """
+        del message
+        return []
 
     def swap_stats(self) -> SwapStats | None:
         """The swap's figures as of the last call that ended, all vLLM engines together; None without a swap."""
+        return None
+
+
+class ChatRequest:
+    """A request to an endpoint that is not vLLM's, with the attributes that a host reads and sets."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.given = body
+        self.request_id: str = body.get("request_id", "")
+        self.stream: bool = body.get("stream", False)
+        self.return_token_ids: bool = bool(body.get("return_token_ids"))
+        self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
 
 
 class Life:
@@ -124,40 +147,6 @@ class Life:
             raise EngineForkedError(self._process)
 
 
-class TokenRecorder:
-    """Takes the token ids of a call off its answer, for the recorder, which compares prompts.
-
-    Args:
-        recorder: The recorder that gets the ids.
-        identity: The call.
-        request: The `ChatCompletionRequest`. vLLM is asked to send the ids with the answer.
-    """
-
-    def __init__(self, recorder: Recorder, identity: CallIdentity, request: Any) -> None:
-        self._recorder = recorder
-        self._identity = identity
-        self._caller_wants_ids = bool(request.return_token_ids)
-        request.return_token_ids = True
-
-    def take(self, answer: dict[str, Any]) -> bool:
-        """Record the ids of a completion or of a chunk, and remove them unless the caller asked for them.
-
-        Returns:
-            Whether to pass the answer on. A chunk that vLLM sent only for its ids is not for the caller.
-        """
-        prompt = self._read(answer, "prompt_token_ids")
-        output: list[int] = []
-        for choice in answer["choices"]:
-            ids = self._read(choice, "token_ids")
-            if choice["index"] == 0:  # the recorder keeps one answer a call
-                output = ids
-        self._recorder.note_tokens(self._identity.program_id, self._identity.call_id, prompt=prompt, output=output)
-        return self._caller_wants_ids or not answer["choices"] or not all(map(_is_bare, answer["choices"]))
-
-    def _read(self, data: dict[str, Any], key: str) -> list[int]:
-        return (data.get(key) if self._caller_wants_ids else data.pop(key, None)) or []
-
-
 def _is_bare(choice: Mapping[str, Any]) -> bool:
     """Whether vLLM sends such a choice only where token ids are asked for."""
     return choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("logprobs") is None
@@ -173,7 +162,8 @@ class InFlight:
     of_program: ProgramRow
     endpoint: ModelEndpoint
     deadline: Deadline
-    recorder: TokenRecorder | None = None  # None: the call is not recorded
+    recorder: Recorder | None = None  # None: the call is not recorded
+    hides_ids: bool = False  # the answer has token ids for the recorder only
     future: Future[Any] | None = None  # None until the call is submitted
     outcome: CallState = CallState.CANCELLED  # until the engine has given its whole answer, or failed to
     stopped: bool = False  # a stop string ended it in the front end, which then aborts it in the scheduler
@@ -187,6 +177,28 @@ class InFlight:
             if choice.get("finish_reason"):
                 known.finish_reasons[choice["index"]] = choice["finish_reason"]
             self.stopped |= isinstance(choice.get("stop_reason"), str)
+
+    def note_tokens(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Give the prompt and more of the output to the recorder, if there is one."""
+        if self.recorder is not None:
+            self.recorder.note_tokens(self.identity.program_id, self.identity.call_id, prompt=prompt, output=output)
+
+    def take_ids(self, answer: dict[str, Any]) -> bool:
+        """Record the token ids of a completion or of a chunk, and remove them unless the caller asked for them.
+
+        Returns:
+            Whether to pass the answer on. A chunk that vLLM sent only for its ids is not for the caller.
+        """
+        prompt, output = self._read_ids(answer, "prompt_token_ids"), list[int]()
+        for choice in answer["choices"]:
+            ids = self._read_ids(choice, "token_ids")
+            if choice["index"] == 0:  # the recorder keeps one answer a call
+                output = ids
+        self.note_tokens(prompt, output)
+        return not self.hides_ids or not answer["choices"] or not all(map(_is_bare, answer["choices"]))
+
+    def _read_ids(self, data: dict[str, Any], key: str) -> list[int]:
+        return (data.pop(key, None) if self.hides_ids else data.get(key)) or []
 
     @property
     def awaits_account(self) -> bool:

@@ -11,6 +11,7 @@ from weft.core.errors import InvalidRequestError
 from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
+from weft.engine.host.in_flight import ChatRequest
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.remote.connection import Server
 from weft.engine.remote.parsing import CHUNK, COMPLETION, COUNT, TOKENS, account_of
@@ -26,15 +27,11 @@ _TEMPLATE: Final = (
 )
 
 
-class Request:
-    """A chat request, with the attributes that the front end reads and sets."""
+class Request(ChatRequest):
+    """A chat request to a server."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self._body = body
-        self.request_id: str = body.get("request_id", "")
-        self.stream: bool = body.get("stream", False)
-        self.return_token_ids: bool = bool(body.get("return_token_ids"))
-        self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+        super().__init__(body)
         self._place: dict[str, Any] = {}  # in the graph of its program
         self._shown: dict[str, Any] = {}
 
@@ -54,8 +51,8 @@ class Request:
         arguments = self.vllm_xargs or {}
         own: dict[str, Any] = {name: arguments[name] for name in _IDS if arguments.get(name)} | self._place
         own |= {name: value for name, value in self._shown.items() if value}
-        others = self._body.get("vllm_xargs") or {}
-        sent = {name: value for name, value in self._body.items() if name != "request_id"}
+        others = self.given.get("vllm_xargs") or {}
+        sent = {name: value for name, value in self.given.items() if name != "request_id"}
         sent["vllm_xargs"] = {**others, **own}
         if self.return_token_ids:
             sent["return_token_ids"] = True
@@ -71,7 +68,7 @@ class Request:
 
     def template_body(self) -> dict[str, Any]:
         """Return the part of the body that the prompt is rendered from."""
-        return {name: self._body[name] for name in _TEMPLATE if self._body.get(name) is not None}
+        return {name: self.given[name] for name in _TEMPLATE if self.given.get(name) is not None}
 
 
 class RemoteChat:

@@ -14,7 +14,7 @@ from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.routing.admission import Admission
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.in_flight import Link, ModelEndpoint
 from weft.engine.host.scheduler_messages import SchedulerMessages
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineOptions
@@ -118,27 +118,19 @@ class RemoteEngine(FrontEnd):
         return f"<weft.connect({self.server_url!r}) {self.engine_id} {self.model!r}>"
 
 
-class _ServerLink:
-    """Sends the engine's messages to a server. It is a `Link`."""
+class _ServerLink(Link):
+    """Sends the engine's messages to a server."""
 
     hears_events = True  # the server knows whether anybody wants to hear of tools
 
     def __init__(self, server: Server, endpoint: ModelEndpoint) -> None:
+        super().__init__(endpoint)
         self._server = server
-        self._endpoint = endpoint
-
-    def endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # the server refuses a wrong name
-        return self._endpoint
 
     async def send(self, message: Mapping[str, Any]) -> list[Any]:
         if message.get("type") in _NOTICES:
             await _tell(self._server, message)
         return []
-
-    def swap_stats(self) -> None:
-        """Return nothing, because only the server has such figures."""
-        return
 
 
 async def _models(server: Server) -> list[dict[str, Any]]:

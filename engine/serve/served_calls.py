@@ -115,7 +115,7 @@ class ServedCalls:
             others = {name: value for name, value in arguments.items() if name not in _OURS}
             params.extra_args = {**others, **encode_call(header)}
             kwargs["session_id"] = program.session_id
-            opened = CallStream(call, self._llm.generate(prompt, params, request_id, **kwargs), self._taker(call))
+            opened = CallStream(call, self._llm.generate(prompt, params, request_id, **kwargs), _taker(call))
             running = self._engine.call_path.stream(lambda: opened, lambda: self.is_stopping)
             try:
                 async with aclosing(running) as outputs:
@@ -154,21 +154,22 @@ class ServedCalls:
         finally:
             self._requests.uncount_call(request.key)
 
-    def _taker(self, call: InFlight) -> Callable[[RequestOutput], bool]:
-        """What notes vLLM's outputs in their call. The server's client may leave as soon as it has the last one."""
 
-        def take(output: RequestOutput) -> bool:
-            for each in output.outputs:
-                if each.finish_reason is not None:
-                    call.row.answer.finish_reasons[each.index] = each.finish_reason
-                if each.index == 0:  # as elsewhere, one answer a call is recorded
-                    self._engine.call_path.note_tokens(call, output.prompt_token_ids or (), each.token_ids)
-            if output.finished:
-                call.outcome = CallState.FINISHED
-                call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
-            return True
+def _taker(call: InFlight) -> Callable[[RequestOutput], bool]:
+    """What notes vLLM's outputs in their call. The server's client may leave as soon as it has the last one."""
 
-        return take
+    def take(output: RequestOutput) -> bool:
+        for each in output.outputs:
+            if each.finish_reason is not None:
+                call.row.answer.finish_reasons[each.index] = each.finish_reason
+            if each.index == 0:  # as elsewhere, one answer a call is recorded
+                call.note_tokens(output.prompt_token_ids or (), each.token_ids)
+        if output.finished:
+            call.outcome = CallState.FINISHED
+            call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
+        return True
+
+    return take
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class ProgramGraph:
     def arrive(self, call_id: CallId, now_s: float) -> None:
         """Note that a call reaches an engine. A call that was not opened changes nothing."""
         if call_id in self._calls:
-            self._calls[call_id] = replace(self[call_id], state=CallState.RUNNING, arrival_s=now_s)
+            self._calls[call_id] = replace(self._calls[call_id], state=CallState.RUNNING, arrival_s=now_s)
 
     def leave(
         self,

@@ -19,7 +19,7 @@ from weft.core.testing import FakeClock
 from weft.core.testing.script import Replies, Script
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.in_flight import ChatRequest, Link, ModelEndpoint
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineOptions
 
@@ -27,16 +27,10 @@ _POLL_S: Final = 0.001
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the first that a request has counts
 
 
-class _Request:
-    """A request, with the attributes that the front end reads and sets."""
-
+class _Request(ChatRequest):
     def __init__(self, body: dict[str, Any], identity: CallIdentity | None) -> None:
-        self.body = body
+        super().__init__(body)
         self.identity = identity
-        self.request_id: str = body.get("request_id", "")
-        self.stream: bool = body.get("stream", False)
-        self.return_token_ids: bool = bool(body.get("return_token_ids"))
-        self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
 
 
 class ScriptedEngine(FrontEnd):
@@ -96,7 +90,7 @@ class ScriptedEngine(FrontEnd):
             on_account=weakly(self._in_flight.account),
         )
         admission = Admission(lambda: max_calls)
-        self._connect(_NoSchedulers(ModelEndpoint(self._chat, admission, self.engine_id, self.model)))
+        self._connect(Link(ModelEndpoint(self._chat, admission, self.engine_id, self.model)))
         self._finalizer = weakref.finalize(self, self._loop.stop)
         self._has_started()
 
@@ -110,26 +104,6 @@ class ScriptedEngine(FrontEnd):
 
     def __repr__(self) -> str:
         return f"<weft.testing.ScriptedEngine {self.engine_id} {len(self.calls)} calls>"
-
-
-class _NoSchedulers:
-    """A `Link` to an endpoint."""
-
-    hears_events = False
-
-    def __init__(self, endpoint: ModelEndpoint) -> None:
-        self._endpoint = endpoint
-
-    def endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # any name will do
-        return self._endpoint
-
-    async def send(self, message: Mapping[str, Any]) -> list[Any]:
-        del message
-        return []
-
-    def swap_stats(self) -> None:
-        return
 
 
 class _ScriptedChat:
@@ -204,7 +178,7 @@ class _ScriptedChat:
                     chunk["prompt_token_ids"] = self._prompt(request)
             yield chunk
         yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
-        if (request.body.get("stream_options") or {}).get("include_usage"):
+        if (request.given.get("stream_options") or {}).get("include_usage"):
             yield {**head, "choices": [], "usage": usage}
 
     # -- the script
@@ -212,14 +186,14 @@ class _ScriptedChat:
     async def _answer(self, request: _Request) -> tuple[dict[str, Any], dict[str, int], str]:
         """The next reply as OpenAI's message, with its usage and its finish reason."""
         prompt = len(self._prompt(request))
-        limit = next((limit for name in _LIMITS if (limit := request.body.get(name)) is not None), None)
+        limit = next((limit for name in _LIMITS if (limit := request.given.get(name)) is not None), None)
         if prompt + (limit or 1) > self.max_model_len:
             raise ContextLengthError(
                 f"The call has {prompt} input tokens and asks for {limit or 1} output tokens, and the context length "
                 f"is {self.max_model_len} tokens."
             )
         assert request.identity is not None  # noqa: S101  only a request that is counted has none
-        reply = self._script.reply(request.body, request.identity)
+        reply = self._script.reply(request.given, request.identity)
         number = len(self._script.calls)
         words = reply.content.split(" ") if reply.content else []
         latency_s = (self._latency_s if reply.latency_s is None else reply.latency_s) + reply.token_s * len(words)
@@ -254,7 +228,7 @@ class _ScriptedChat:
         return message, usage, "tool_calls" if reply.tool_calls else "length" if is_cut else "stop"
 
     def _prompt(self, request: _Request) -> list[int]:
-        texts = (message.get("content") for message in request.body["messages"] if isinstance(message, Mapping))
+        texts = (message.get("content") for message in request.given["messages"] if isinstance(message, Mapping))
         return self.tokenize(" ".join(text if isinstance(text, str) else json.dumps(text) for text in texts if text))
 
 
