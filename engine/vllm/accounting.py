@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from weft.core.accounts import Account
 from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
-from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams, VLLMClientError
 from weft.engine.wire.call_header import decode_key
 from weft.engine.wire.reports import CallAccount, decode_account, read_report
 
 OnAccount = Callable[[CallId, Account], None]
+_MOST_TOKEN_IDS: Final = 1024  # of a bias, or allowed
+_MOST_STOP_IDS: Final = 112  # vLLM takes 128, with the ids at which the model itself ends
 
 
 class OutputTokens:
@@ -56,6 +58,8 @@ class AccountingLLM(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        if self.vllm_config.use_v2_model_runner:
+            check_sampling(sampling_params)
         _, call_id = decode_key(sampling_params.extra_args, request_id, None)
         output_tokens = OutputTokens(sampling_params)
         told: CallAccount = {}  # by the latest output that carried an account
@@ -75,3 +79,20 @@ class AccountingLLM(AsyncLLM):
                 self.on_account(call_id, account)
                 self.swap_stats = report.swap or self.swap_stats
                 yield output
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Check that vLLM's second model runner, the default on a GPU, can sample with these parameters.
+
+    vLLM itself finds out in the worker, where the error ends the engine and with it the calls of everybody.
+
+    Raises:
+        VLLMClientError: There are too many token ids.
+    """
+    for name, ids, most in (
+        ("logit_bias", params.logit_bias, _MOST_TOKEN_IDS),
+        ("allowed_token_ids", params.allowed_token_ids, _MOST_TOKEN_IDS),
+        ("stop_token_ids with min_tokens", params.stop_token_ids if params.min_tokens else None, _MOST_STOP_IDS),
+    ):
+        if ids and len(ids) > most:
+            raise VLLMClientError(f"{name} has {len(ids)} token ids, and at most {most} are possible on a GPU.")

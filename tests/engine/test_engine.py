@@ -471,6 +471,26 @@ async def test_a_prompt_that_is_too_long_is_an_error(engine: weft.Engine) -> Non
 
 
 @pytest.mark.parametrize(
+    "beyond",
+    [
+        {"logit_bias": {str(token): 1 for token in range(1025)}},
+        {"allowed_token_ids": list(range(1025))},
+        {"stop_token_ids": list(range(113)), "min_tokens": 1},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_would_end_a_gpus_worker_is_refused(
+    engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, beyond: dict[str, Any]
+) -> None:
+    """vLLM's second model runner, the default on a GPU, checks this in the worker only, which then ends."""
+    monkeypatch.setattr(type(engine._llm.vllm_config), "use_v2_model_runner", True)
+    with weft.Program("beyond") as program:
+        with pytest.raises(InvalidRequestError, match=f"{next(iter(beyond))}.* at most"):
+            await call(engine, program, **beyond)
+        assert (await call(engine, program, "after"))["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize(
     ("extra", "message"),
     [
         ({"temperature": "hot"}, "temperature"),

@@ -360,7 +360,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.outputs.CompletionOutput": Uses(read=("token_ids",)),
     "vllm.sampling_params.SamplingParams": Uses(
-        read=("extra_args", "n", "output_kind"),
+        read=("allowed_token_ids", "extra_args", "logit_bias", "min_tokens", "n", "output_kind", "stop_token_ids"),
         passed=("detokenize", "extra_args", "ignore_eos", "logprobs", "max_tokens", "output_kind", "temperature"),
     ),
     "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
@@ -494,6 +494,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "model_config",
             "parallel_config",
             "scheduler_config",
+            "use_v2_model_runner",
         ),
         written=("logging_config",),
     ),
