@@ -182,7 +182,13 @@ test-slow-commands:
 	@mkdir -p build
 	@$(BIN)/python -m pytest -m "slow and (background or simulated or not engine)" >build/$@.txt 2>&1
 
-test-slow: model
+# For vLLM's second model runner, the default on a GPU. Without a GPU its kernels are interpreted.
+build/triton/.installed: requirements/triton.txt $(VENV)/.built
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes --only-binary :all: \
+	  --upgrade --target build/triton -r $<
+	@touch $@
+
+test-slow: model build/triton/.installed
 ifeq ($(T),)
 	@$(MAKE) --no-print-directory -j 2 -k test-slow-engines test-slow-commands; failed=$$?; \
 	  cat build/test-slow-commands.txt; exit $$failed

@@ -1,6 +1,7 @@
 """Real vLLM engines in this process, whose running calls are preempted at random points.
 
     python tests/support/exactness_engine.py MODEL OUT.json [--preemptions 30] [--seed 0] [--engine async+caching ...]
+        [--second-runner]
 
 The script runs the same calls with and without preemptions on an engine of each kind. It writes the counts of the
 preemptions and every difference between the outputs to OUT.json. It is a process of its own because an in-process
@@ -27,6 +28,7 @@ os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # two threads would split sums by the shape of the batch
 
 import torch
+from interpreted_triton import SECOND_RUNNER
 
 from weft.core.errors import SwapDeviceError
 from weft.core.kv_cache.config import SwapConfig
@@ -243,7 +245,10 @@ class _Immediate:
 
 
 def patch_for_cpu() -> None:
-    """Make the model runner record near ties, and deliver its outputs one step later, as it does on a GPU."""
+    """Make the model runner record near ties, and deliver its outputs one step later, as it does on a GPU.
+
+    The second model runner draws tokens by seed and position, and does not record near ties.
+    """
     cpu_worker.CPUModelRunner = WatchedRunner
     torch.cuda.Event = torch.cuda.Stream = _Immediate
     torch.cuda.current_stream = _Immediate
@@ -290,7 +295,7 @@ def _make_call(rng: random.Random, key: str, features: set[str], prefixes: list[
     }
     if "seeded" in features:
         params |= {"temperature": rng.choice([0.7, 1.0, 1.3]), "seed": rng.randrange(2**31)}
-        params |= rng.choice([{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.02}, {"top_p": 0.8, "top_k": 100}])
+        params |= rng.choice([{}, {"min_p": 0.02}, *_TOP])
     if "logprobs" in features:
         params["logprobs"] = rng.choice([0, 1, 5])
     if "structured" in features:
@@ -300,7 +305,7 @@ def _make_call(rng: random.Random, key: str, features: set[str], prefixes: list[
     if "penalties" in features:
         params |= rng.choice(_PENALTIES)
     if "min_tokens" in features:
-        params |= {"min_tokens": 10, "stop_token_ids": rng.sample(range(1000), 150)}
+        params |= {"min_tokens": 10, "stop_token_ids": rng.sample(range(1000), 100)}  # a GPU takes 128
     if "stop string" in features:
         params["include_stop_str_in_output"] = rng.random() < 0.5
     whole = [RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE]
@@ -308,6 +313,8 @@ def _make_call(rng: random.Random, key: str, features: set[str], prefixes: list[
     return Call(key, prompt, params, frozenset(features), kind)
 
 
+# Triton's interpreter cannot run the kernel for these.
+_TOP = [{"top_p": 0.9}, {"top_k": 40}, {"top_p": 0.8, "top_k": 100}] if not SECOND_RUNNER else []
 _PENALTIES = (
     {"presence_penalty": 1.5},
     {"frequency_penalty": 0.8},
@@ -531,21 +538,21 @@ def _first_difference(a: list[int], b: list[int]) -> int:
 # -- the script
 
 
-def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) -> dict[str, Any]:
+def examine(model: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Disturb an engine of one kind until enough calls with each feature were preempted in each phase."""
     started = time.monotonic()
     bench, comparison = Bench(model, *ENGINES[name]), Comparison()
     scheduler = bench.scheduler
     features: dict[str, frozenset[str]] = {}
     done = 0
-    while done < rounds:
+    while done < options.rounds:
         done += 1
-        calls = make_calls(f"{seed}.{done}", 3 * len(FEATURES), ENGINES[name][0])
+        calls = make_calls(f"{options.seed}.{done}", options.calls, ENGINES[name][0])
         features |= {call.key: call.features for call in calls}
-        disturb(bench, calls, f"{seed}.{done}.{name}", comparison)
+        disturb(bench, calls, f"{options.seed}.{done}.{name}", comparison)
         causes, touched = _causes(scheduler.counts), _touched(scheduler.counts, features)
         if (
-            sum(causes["forced"].values()) >= preemptions
+            sum(causes["forced"].values()) >= options.preemptions
             and all(any(phases.values()) for phases in causes.values())
             and all(phases[phase] for phases in touched.values() for phase in PHASES if phase != "recompute")
             and (causes["forced"]["recompute"] or ENGINES[name][2])
@@ -555,6 +562,7 @@ def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) ->
     free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     bench.shutdown()
     return {
+        "runner": type(bench.runner).__module__,
         "rounds": done,
         "swap": swap,
         "leaked_blocks": _BLOCKS - 1 - free_blocks,  # vLLM keeps one block for itself
@@ -623,12 +631,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="the most rounds of calls on each engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", action="store_true", help="also check that faults are noticed")
+    parser.add_argument("--calls", type=int, default=3 * len(FEATURES), help="of each round")
+    parser.add_argument("--second-runner", action="store_true", help="of vLLM, the default on GPUs")
     parser.add_argument("--engine", nargs="*", choices=list(ENGINES), default=list(ENGINES))
     options = parser.parse_args()
     patch_for_cpu()
-    found: dict[str, Any] = {
-        name: examine(options.model, name, options.seed, options.preemptions, options.rounds) for name in options.engine
-    }
+    found: dict[str, Any] = {name: examine(options.model, name, options) for name in options.engine}
     if options.faults:
         found["noticed"] = {fault: noticed(options.model, fault) for fault in FAULTS}
         found["unreliable"] = unreliable(options.model)

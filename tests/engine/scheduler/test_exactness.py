@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from background import ROOT, TINY, CommandResult
+from interpreted_triton import FOLDER
 
 pytestmark = pytest.mark.engine
 
@@ -17,6 +18,7 @@ Found = dict[str, dict[str, Any]]
 
 ENGINES = ("sync", "sync+caching+swap", "async+swap", "async+caching")
 OTHERS = ("sync+swap", "sync+caching", "async", "async+caching+swap")
+SECOND = ("sync+caching+swap", "async+caching+swap")  # on vLLM's second model runner, ten times as slow
 PHASES = ("prefill", "first token", "decode")
 FEATURES = {
     "greedy",
@@ -69,6 +71,19 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
         assert sum(found["preemptions"][cause].values()) > 0
     assert (found["while_in_flight"] > 0) == engine.startswith("async")
     assert found["yielded"] > 0, "prompts are meant to give up tokens to calls of better rank"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER.exists(), reason="make test-slow puts Triton into build/triton")
+@examined("--second-runner", "--preemptions", "20", "--calls", "12", "--rounds", "1", "--engine", *SECOND)
+@pytest.mark.parametrize("kind", SECOND)
+def test_preempted_calls_yield_the_same_on_the_model_runner_of_gpus(found: Found, kind: str) -> None:
+    """vLLM 0.32 has two model runners. On a GPU it takes the second, here with interpreted kernels."""
+    assert found[kind]["runner"] == "vllm.v1.worker.cpu.model_runner"
+    assert found[kind]["mismatches"] == []
+    assert sum(found[kind]["preemptions"]["forced"].values()) >= 10
+    assert found[kind]["swap"]["swaps_in"] >= 10
+    assert found[kind]["leaked_blocks"] == 0
 
 
 @pytest.mark.slow
