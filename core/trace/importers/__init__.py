@@ -5,6 +5,7 @@ Each format has an `Importer` in a module of its own; it is added to `_ALL`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,6 +202,8 @@ def _importer(path: Path, name: str | None, is_named: bool = True) -> Importer:
     choices = IMPORTERS.values() if name is None else (IMPORTERS[name],)
     found = next((each for each in choices if each.matches(path, head)), None)
     if found is None:
+        if re.match(r'\s*\{"version": \d+, "program":', head):
+            raise TraceError(f"{path} is a program trace already; give it to weft sim, advise or bench as it is.")
         raise TraceError(
             f"{path} is in no known format; it begins with {head[:40]!r}. Give a file in one of these: {_FORMATS}; or "
             "say with --format which it is."

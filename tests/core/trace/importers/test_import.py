@@ -123,6 +123,7 @@ def test_programs_come_one_by_one(tmp_path: Path) -> None:
         ("Hello", r"in\.json is in no known format; it begins with 'Hello'.*weka"),
         ("", r"in\.json is in no known format; it begins with ''"),
         ("{}", "no known format"),
+        ('{"version": 3, "program": "A", "calls": []}', r"in\.json is a program trace already; give it to weft sim"),
         ("[" * 100_000, "no known format"),
     ],
 )
