@@ -20,9 +20,9 @@ from weft.core.process_rows import ProgramRow, ProgramState
 from weft.core.program.observer import ProgramObserver
 from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.routing.admission import Admission
+from weft.core.routing.placement import share_cores
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.core.testing.script import Script
-from weft.engine.backends import Launcher, make_launcher
 from weft.engine.host.backend import Sessions
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
@@ -32,6 +32,8 @@ from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher, ScriptedLauncher
+from weft.engine.replicas.ray.launcher import RayLauncher
 from weft.engine.served_model import ServedModel, resolved
 from weft.engine.vllm.start import engine_arguments, most_host_gib, start_error, wait_unless
 from weft.engine.vllm.start_progress import StartProgress
@@ -43,6 +45,8 @@ from weft.engine.watch import WatchedReplica
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.group import ReplicaGroup
     from weft.engine.replicas.router import RoutedLLM
+    from weft.engine.vllm.accounting import OnAccount
+
 
 T = TypeVar("T")
 
@@ -161,7 +165,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
             check_members()
             from weft.engine.replicas.group import ReplicaGroup
-            from weft.engine.vllm_compat.options.tool_parsers import check_tool_call_parser
+            from weft.engine.vllm.chat import check_tool_call_parser
 
         check_tool_call_parser(wanted.tool_call_parser)
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
@@ -349,3 +353,44 @@ def _shut_down(started: list[ReplicaGroup], loop: LoopThread, launcher: Launcher
     finally:
         loop.stop()
         launcher.close()
+
+
+Launcher = LocalLauncher | RayLauncher | ScriptedLauncher
+
+
+def make_launcher(
+    backend: str | Script,
+    engine_id: EngineId,
+    *,
+    replicas: int,
+    devices: Sequence[str],
+    ray_address: str | None,
+    ray_actor_options: Mapping[str, Any] | None,
+    hang_timeout_s: float | None,
+    on_account: OnAccount,
+) -> Launcher:
+    """Make the launcher for `backend`. The arguments are those of `AsyncMultiLLMEngine`.
+
+    Args:
+        on_account: Called with the account of each call.
+
+    Raises:
+        ReplicaError: The backend is unknown, or an argument belongs to the other backend.
+        ClusterError: Ray is not installed, or its cluster does not answer.
+    """
+    if isinstance(backend, Script):
+        return ScriptedLauncher(engine_id, backend, on_account)
+    if backend == "ray":
+        if devices:
+            raise ReplicaError(
+                "Ray assigns GPUs to replicas; pass ray_actor_options={'num_gpus': 1} instead of devices."
+            )
+        return RayLauncher(
+            engine_id, ray_address, ray_actor_options or {}, replicas, on_account, hang_timeout_s=hang_timeout_s
+        )
+    if backend != "mp":
+        raise ReplicaError(f"unknown backend {backend!r}; choose 'mp' for processes of this host, or 'ray'.")
+    if ray_address is not None or ray_actor_options is not None:
+        raise ReplicaError("ray_address and ray_actor_options go with backend='ray'; pass it, or leave them out.")
+    cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
+    return LocalLauncher(engine_id, cores, devices, on_account, hang_timeout_s=hang_timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,6 +17,7 @@ from weft.core.errors import (
     ContextLengthError,
     EngineDiedError,
     EngineError,
+    EngineStartError,
     InvalidRequestError,
     RetryableCallError,
     WeftError,
@@ -35,6 +37,7 @@ from weft.engine.vllm_compat.names import (
     OnlineRenderer,
     OpenAIServingChat,
     OpenAIServingModels,
+    ToolParserManager,
     VLLMClientError,
 )
 
@@ -216,3 +219,19 @@ def said(error: Exception) -> str:
     except Exception:  # the value is nested too deeply, has too many digits, or fails itself
         message = error.args[0] if error.args else None
         return f"{message:.{_PROBLEM_CHARS}}" if isinstance(message, str) else type(error).__name__
+
+
+def check_tool_call_parser(name: str | None) -> None:
+    """Check the name of a parser.
+
+    Raises:
+        EngineStartError: vLLM has no parser of this name.
+    """
+    known = ToolParserManager.list_registered()
+    if name is None or name in known:
+        return
+    near = difflib.get_close_matches(str(name), known, n=1)
+    raise EngineStartError(
+        f"tool_call_parser={name!r} is not one of vLLM's parsers{f' (did you mean {near[0]!r}?)' if near else ''}. "
+        f"Give one of {', '.join(known)}, or None."
+    )

@@ -75,8 +75,7 @@ def start_vllm(
 
     with launch_lock.held(abandoned), launch_environment(START_WRITES, quiet()):
         check_members()
-        from weft.engine.vllm.chat import ChatEndpoint
-        from weft.engine.vllm_compat.options.tool_parsers import check_tool_call_parser
+        from weft.engine.vllm.chat import ChatEndpoint, check_tool_call_parser
 
         check_tool_call_parser(options.tool_call_parser)
 

@@ -22,9 +22,9 @@ from weft.core.kv_cache.policies.kv_registry import registrations as registratio
 from weft.core.kv_cache.policies.least_waste import LeastWaste as LeastWaste
 from weft.core.kv_cache.policies.next_use import NextUse as NextUse
 from weft.core.kv_cache.policies.saga import Saga as Saga
+from weft.core.kv_cache.policies.saga import Ttl as Ttl
+from weft.core.kv_cache.policies.saga import WaLru as WaLru
 from weft.core.kv_cache.policies.stock import EndedFirst as EndedFirst
 from weft.core.kv_cache.policies.stock import Lru as Lru
-from weft.core.kv_cache.policies.ttl import Ttl as Ttl
-from weft.core.kv_cache.policies.wa_lru import WaLru as WaLru
 
 KV_POLICIES: Final = tuple(each.name for each in registrations())

@@ -9,8 +9,7 @@ from typing import Final
 
 from weft.core.class_rows import ClassRow
 from weft.core.policies.gate.admission_gate import AdmissionGate, Resident
-from weft.core.policies.gate.around import PolicyAround
-from weft.core.policies.policy import Policy, PolicyEvent
+from weft.core.policies.policy import Policy, PolicyAround, PolicyEvent
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, KvSize, ProgramEnded, ProgramView
 

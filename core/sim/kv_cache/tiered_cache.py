@@ -17,12 +17,44 @@ from weft.core.kv_cache import fetch_ahead, spill_ahead
 from weft.core.kv_cache.policies import Action, Context, KvPolicy
 from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.kv_cache.host import HostMemory, KvElsewhere
-from weft.core.sim.kv_cache.offloading import OffloadingKvCache
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.sim_programs import SimCall
 from weft.core.sim.step_time import StepTime
+
+
+class OffloadingKvCache(PolicyKvCache):
+    """A KV cache whose contents are copied to host memory, and copied back one after another.
+
+    Args:
+        settings: The simulation's settings. The KV cache must be bounded.
+    """
+
+    def __init__(self, settings: SimSettings, policy: KvPolicy, host: HostMemory, counts: Counts) -> None:
+        super().__init__(settings, policy)
+        self._host: HostMemory = host
+        self._counts = counts
+        self._token_s = settings.timing.copy_token_s
+        self._until_s = 0.0  # when the last copy back to the device is done
+
+    def load(self, call: SimCall, hit: int) -> tuple[int, float]:
+        tokens = max(hit, self._host.held(call, hit))
+        if tokens == hit:
+            return hit, 0.0
+        self._counts.fetched += tokens - hit
+        self._until_s = max(self._until_s, self._now_s) + (tokens - hit) * self._token_s
+        return tokens, self._until_s - self._now_s
+
+    def call_ended(self, call: SimCall, segment: Segment) -> None:
+        super().call_ended(call, segment)
+        if call.owner.unfinished_calls > 1 or not self._contexts.policy.evicts_ended_first:
+            self._counts.spilled += self._host.keep(call, 0, segment.end)
+
+    def call_preempted(self, call: SimCall, segment: Segment) -> None:
+        super().call_preempted(call, segment)
+        self._counts.spilled += self._host.keep(call, 0, segment.end)
+
 
 _FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
 
