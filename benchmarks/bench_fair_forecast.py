@@ -29,8 +29,7 @@ from weft.core.ids import CallId, ThreadId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.fair_shares.fair import Fair, FairParameters
 from weft.core.policies.fair_shares.needs import LearnedRemaining
-from weft.core.policies.policy import PolicyEvent
-from weft.core.policies.registry import register, registration
+from weft.core.policies.policy import PolicyEvent, register, registration
 from weft.core.policies.view import Call, ProgramEnded, ProgramView
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost

@@ -103,8 +103,8 @@ def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path, monkeyp
     package = importlib.import_module("weft." + package_file.removesuffix("/__init__.py").replace("/", "."))
     (tmp_path / Path(module).name).write_text(source)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    registry = importlib.import_module(f"{package.__name__}.registry")
-    monkeypatch.setattr(registry.REGISTRY, "entries", dict(registry.REGISTRY.entries))
+    registry = package.register.__self__
+    monkeypatch.setattr(registry, "entries", dict(registry.entries))
     name = f"{package.__name__}.{Path(module).stem}"
     try:
         exec(line, {})  # noqa: S102  the documents' own code

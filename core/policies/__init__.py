@@ -23,10 +23,10 @@ from weft.core.policies.papers.multilevel import Plas as Plas
 from weft.core.policies.papers.round_robin import RoundRobin as RoundRobin
 from weft.core.policies.policy import Policy as Policy
 from weft.core.policies.policy import PolicyEvent as PolicyEvent
+from weft.core.policies.policy import register as register
+from weft.core.policies.policy import registration as registration
+from weft.core.policies.policy import registrations as registrations
 from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
-from weft.core.policies.registry import register as register
-from weft.core.policies.registry import registration as registration
-from weft.core.policies.registry import registrations as registrations
 from weft.core.policies.steps import StepCosts as StepCosts
 from weft.core.policies.steps import StepTokens as StepTokens
 from weft.core.policies.view import Call as Call

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from weft.core.errors import PolicyError
 from weft.core.policies.gate.gated import Gated
-from weft.core.policies.policy import Policy
-from weft.core.policies.registry import registration
+from weft.core.policies.policy import Policy, registration
 from weft.core.registries import check_number
 
 DEFAULT_POLICY = "auto"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from weft.core.policies.policy import Policy
-from weft.core.policies.registry import register
+from weft.core.policies.policy import Policy, register
 from weft.core.policies.view import Call, Rank
 
 

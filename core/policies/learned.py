@@ -24,8 +24,7 @@ from typing import ClassVar, Final
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.history import ModelHistory, ProgramEnd
-from weft.core.policies.policy import Policy, PolicyEvent
-from weft.core.policies.registry import register
+from weft.core.policies.policy import Policy, PolicyEvent, register
 from weft.core.policies.service.boost import Boost
 from weft.core.policies.service.class_book import ClassBook, Counted, OpenProgramWork
 from weft.core.policies.service.classes import ServiceClass

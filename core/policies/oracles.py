@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Self
 
-from weft.core.policies.policy import Policy
-from weft.core.policies.registry import register
+from weft.core.policies.policy import Policy, register
 from weft.core.policies.view import Call, Rank
 
 __all__ = ["Sjf", "Srpt"]

@@ -12,14 +12,15 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from weft.core.class_rows import ClassRow
+from weft.core.errors import PolicyError
 from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.queues.waiting import WaitingCalls
 from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
 from weft.core.policies.view import Call, KvSize, ProgramChanged, ProgramEnded, Rank
-from weft.core.registries import Registered
+from weft.core.registries import Registered, Registry
 
 # What a policy hears of programs and of its engine; nothing of it comes in a step that changes nothing. `StepCosts` is
 # what steps cost, which a driver that measures it tells from time to time. `ModelHistory` is the work that programs of
@@ -275,3 +276,12 @@ class PolicyAround(Policy):
     @property
     def promotions(self) -> int:
         return self.inner.promotions
+
+
+# A policy's module must be imported in `weft.core.policies`. Nothing else names the policy: the CLI's choices, the
+# simulator, `weft bench`, the docs' table and the validation of `PolicyConfig` read the registry.
+REGISTRY: Final = Registry[Policy]("policy", PolicyError)
+
+register = REGISTRY.register
+registration = REGISTRY.registration
+registrations = REGISTRY.registrations

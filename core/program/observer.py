@@ -9,7 +9,7 @@ from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRo
 if TYPE_CHECKING:
     from weft.core.ids import ProgramId
     from weft.core.program.graph import CallState, ProgramGraph
-    from weft.core.routing.refusals import Refused
+    from weft.core.routing.admission import Refused
 
 
 class ProgramObserver:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import Final
 
+from weft.core.routing.balancer import DEFAULT_BALANCER as DEFAULT_BALANCER
 from weft.core.routing.balancer import Arrival as Arrival
 from weft.core.routing.balancer import AssigningBalancer as AssigningBalancer
 from weft.core.routing.balancer import Balancer as Balancer
+from weft.core.routing.balancer import BalancerConfig as BalancerConfig
 from weft.core.routing.balancer import EngineLoad as EngineLoad
 from weft.core.routing.balancer import Loads as Loads
+from weft.core.routing.balancer import register as register
+from weft.core.routing.balancer import registration as registration
+from weft.core.routing.balancer import registrations as registrations
 from weft.core.routing.balancers import AdaptiveLocality as AdaptiveLocality
 from weft.core.routing.balancers import Affinity as Affinity
 from weft.core.routing.balancers import LeastUsed as LeastUsed
 from weft.core.routing.balancers import Locality as Locality
 from weft.core.routing.balancers import RoundRobinBalancer as RoundRobinBalancer
-from weft.core.routing.registry import DEFAULT_BALANCER as DEFAULT_BALANCER
-from weft.core.routing.registry import BalancerConfig as BalancerConfig
-from weft.core.routing.registry import register as register
-from weft.core.routing.registry import registration as registration
-from weft.core.routing.registry import registrations as registrations
 from weft.core.routing.stealing import StealingConfig as StealingConfig
 
 BALANCERS: Final = tuple(each.name for each in registrations())

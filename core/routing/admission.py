@@ -6,9 +6,18 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final, NamedTuple
 
-from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError, ReplicaError
+from weft.core.errors import (
+    DeadlineError,
+    EngineClosedError,
+    InvalidRequestError,
+    KeyLimitError,
+    OverloadedError,
+    ReplicaError,
+    WeftError,
+)
 from weft.core.locks import fork_safe
 
 DEFAULT_MAX_CALLS: Final = 256  # calls in flight on one vLLM engine, its queue included
@@ -139,3 +148,27 @@ def check_timeout(value: object, what: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise InvalidRequestError(f"{what} must be a number of seconds above 0, not {value!r:.80}.")
     return float(value)
+
+
+class Refused(StrEnum):
+    """Why a request was refused. The limits of an API key have their names in the file of keys."""
+
+    NO_API_KEY = "no_api_key"
+    WRONG_API_KEY = "wrong_api_key"
+    FOREIGN_PAGE = "foreign_page"  # the server has no keys, and a page of another site may have sent the request
+    MAX_CALLS = "max_calls"
+    MAX_PROGRAMS = "max_programs"
+    MAX_BODY_BYTES = "max_body_bytes"  # of the key or of the server
+    OVERLOADED = "overloaded"  # the server has as many calls, or holds as much of arriving requests, as it takes
+    SLOW = "slow"  # the body was not complete in time
+    MALFORMED = "malformed"  # the fields that Weft reads
+    STOPPING = "stopping"  # the server
+
+
+def refused_by(error: WeftError) -> Refused:
+    """The reason that an error stands for."""
+    if isinstance(error, KeyLimitError):
+        return Refused(error.limit_name)
+    if isinstance(error, OverloadedError):
+        return Refused.OVERLOADED
+    return Refused.STOPPING if isinstance(error, EngineClosedError) else Refused.MALFORMED

@@ -9,8 +9,7 @@ from typing import Final, Literal
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.registries import check_number
-from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, Loads
-from weft.core.routing.registry import register
+from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, Loads, register
 
 
 @register("round_robin", "one engine after another")

@@ -25,8 +25,7 @@ from weft.core.process_rows import CallIdentity, ProgramRow
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.observer import ProgramObserver
-from weft.core.routing.admission import Admission
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Admission, Refused
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.host.backend import Programs

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.http.bodies import BODY_S
 from weft.engine.http.check_ids import App, Receive, Scope, Send
 from weft.engine.http.http_errors import openai_error, refuse

@@ -11,7 +11,7 @@ from weft.core.errors import EngineClosedError, InvalidRequestError, KeyLimitErr
 from weft.core.identity.families import Families
 from weft.core.identity.lineage import Lineage
 from weft.core.log import get_logger
-from weft.core.routing.refusals import Refused, refused_by
+from weft.core.routing.admission import Refused, refused_by
 from weft.core.show.keeper import Timelines
 from weft.engine.http.http_errors import error_code, error_status
 from weft.engine.http.identity import without_scope

@@ -17,8 +17,7 @@ from weft.core.identity.families import starts_agents
 from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Placed
 from weft.core.identity.sources import trace_id
-from weft.core.routing.admission import check_timeout
-from weft.core.routing.refusals import Refused, refused_by
+from weft.core.routing.admission import Refused, check_timeout, refused_by
 from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
 from weft.engine.http.bodies import Arrivals

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 from weft.core.errors import InvalidIdError, KeyFileError
 from weft.core.ids import check_id
 from weft.core.log import get_logger
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.http.check_ids import App, Receive, Scope, Send
 from weft.engine.http.http_errors import path_of, refuse
 from weft.engine.http.identity import NO_KEY

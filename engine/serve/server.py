@@ -22,7 +22,7 @@ import uvicorn
 from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.http.check_ids import App
 from weft.engine.http.guards import RefuseForeignPages, limited_http
 from weft.engine.multi import AsyncMultiLLMEngine

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from weft.core.policies import Call, Policy, Rank, register
-from weft.core.policies.registry import REGISTRY
+from weft.core.policies.policy import REGISTRY
 
 
 @dataclass(frozen=True)

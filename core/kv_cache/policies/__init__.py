@@ -14,11 +14,11 @@ from weft.core.kv_cache.policies.decisions import Action as Action
 from weft.core.kv_cache.policies.decisions import Context as Context
 from weft.core.kv_cache.policies.decisions import Decision as Decision
 from weft.core.kv_cache.policies.decisions import KvPolicy as KvPolicy
+from weft.core.kv_cache.policies.decisions import KvPolicyConfig as KvPolicyConfig
 from weft.core.kv_cache.policies.decisions import Memory as Memory
-from weft.core.kv_cache.policies.kv_registry import KvPolicyConfig as KvPolicyConfig
-from weft.core.kv_cache.policies.kv_registry import as_kv_config as as_kv_config
-from weft.core.kv_cache.policies.kv_registry import register as register
-from weft.core.kv_cache.policies.kv_registry import registrations as registrations
+from weft.core.kv_cache.policies.decisions import as_kv_config as as_kv_config
+from weft.core.kv_cache.policies.decisions import register as register
+from weft.core.kv_cache.policies.decisions import registrations as registrations
 from weft.core.kv_cache.policies.least_waste import LeastWaste as LeastWaste
 from weft.core.kv_cache.policies.next_use import NextUse as NextUse
 from weft.core.kv_cache.policies.saga import Saga as Saga

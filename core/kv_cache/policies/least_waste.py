@@ -6,8 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from weft.core.kv_cache.policies.decisions import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
-from weft.core.kv_cache.policies.kv_registry import check_range, register
+from weft.core.kv_cache.policies.decisions import (
+    LEAVE,
+    MOST_HOLD_S,
+    Action,
+    Context,
+    Decision,
+    KvPolicy,
+    Memory,
+    check_range,
+    register,
+)
 
 
 class Waste(NamedTuple):

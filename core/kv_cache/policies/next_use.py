@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from weft.core.kv_cache.policies.decisions import LEAVE, Action, Context, Decision, KvPolicy, Memory
-from weft.core.kv_cache.policies.kv_registry import register
+from weft.core.kv_cache.policies.decisions import LEAVE, Action, Context, Decision, KvPolicy, Memory, register
 
 _LEAST_S: Final = 1e-3  # a call that waits may start at once
 

@@ -15,8 +15,9 @@ from weft.core.kv_cache.policies.decisions import (
     Decision,
     KvPolicy,
     Memory,
+    check_range,
+    register,
 )
-from weft.core.kv_cache.policies.kv_registry import check_range, register
 
 
 @register("ttl", "SAGA: contexts are held for a quantile of their tool's time, shorter under pressure")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.kv_cache.policies.decisions import KvPolicy
-from weft.core.kv_cache.policies.kv_registry import register
+from weft.core.kv_cache.policies.decisions import KvPolicy, register
 
 
 @register("lru", "what was used longest ago is evicted first, as in stock vLLM")

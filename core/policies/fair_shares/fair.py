@@ -16,8 +16,7 @@ from weft.core.errors import PolicyError
 from weft.core.policies.config import DEFAULT_POLICY
 from weft.core.policies.fair_shares.needs import LearnedRemaining, Task, Tenant, demand, shares
 from weft.core.policies.fair_shares.stride import ByTenant, TenantQueue
-from weft.core.policies.policy import Policy, PolicyAround, PolicyEvent
-from weft.core.policies.registry import register, registration
+from weft.core.policies.policy import Policy, PolicyAround, PolicyEvent, register, registration
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 from weft.core.registries import check_number

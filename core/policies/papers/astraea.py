@@ -20,8 +20,7 @@ from typing import Final, Literal
 from weft.core.errors import PolicyError
 from weft.core.policies.papers.response_ratio import ByResponseRatio
 from weft.core.policies.papers.starvation import Starvation
-from weft.core.policies.policy import Policy, PolicyEvent
-from weft.core.policies.registry import register
+from weft.core.policies.policy import Policy, PolicyEvent, register
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 from weft.core.prediction import OutputLengths

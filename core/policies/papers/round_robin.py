@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from weft.core.errors import PolicyError
 from weft.core.policies.papers.multilevel import MultilevelPolicy, check_parameters
+from weft.core.policies.policy import register
 from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S
-from weft.core.policies.registry import register
 
 
 @dataclass(frozen=True, slots=True)

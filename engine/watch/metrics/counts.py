@@ -20,7 +20,7 @@ from weft.core.locks import fork_safe
 from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.watch.metrics.names import ALL, OTHER, ByName, Shown
 
 # Calls take milliseconds to minutes, programs up to days.

@@ -23,7 +23,7 @@ from weft.core.policies import (
     registration,
     registrations,
 )
-from weft.core.policies.registry import REGISTRY
+from weft.core.policies.policy import REGISTRY
 from weft.core.sim import SimSettings
 
 

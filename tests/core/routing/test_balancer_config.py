@@ -17,10 +17,10 @@ from weft.core.routing import (
     Balancer,
     BalancerConfig,
     Loads,
+    balancer,
     register,
     registration,
     registrations,
-    registry,
 )
 
 
@@ -99,7 +99,7 @@ def test_a_configuration_is_frozen() -> None:
 @pytest.fixture
 def scratch_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the test's registrations at its end."""
-    monkeypatch.setattr(registry.REGISTRY, "entries", dict(registry.REGISTRY.entries))
+    monkeypatch.setattr(balancer.REGISTRY, "entries", dict(balancer.REGISTRY.entries))
 
 
 @dataclass(frozen=True, slots=True)

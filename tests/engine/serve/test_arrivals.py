@@ -12,8 +12,7 @@ import pytest
 
 from weft.core.errors import ArrivingError
 from weft.core.identity.lineage import Lineage
-from weft.core.routing.admission import Admission
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Admission, Refused
 from weft.engine.http.bodies import Arrivals
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import ApiKey

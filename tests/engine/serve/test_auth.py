@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.serve.keys import OPEN_PATHS, ApiKey, Authenticate, key_of, make_key_ring
 
 Headers = list[tuple[bytes, bytes]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.routing.refusals import Refused
+from weft.core.routing.admission import Refused
 from weft.engine.http.guards import RefuseForeignPages
 
 Headers = list[tuple[bytes, bytes]]

@@ -18,7 +18,7 @@ from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import KvStats
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.program import Program
-from weft.core.routing.refusals import Refused, refused_by
+from weft.core.routing.admission import Refused, refused_by
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.watch import WatchedReplica
 from weft.engine.watch.metrics.export import METRICS
