@@ -152,24 +152,16 @@ class GivenAnswer:
         """
         total, pieces, end, piece_end = 0, 0, 0, 0
         for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
-            if key not in found:
+            at = text.find(self.text[place : place + PIECE]) if key in found else -1
+            if at < 0:
                 continue
-            if text.find(self.text[place : place + PIECE]) >= 0:
-                pieces += place + PIECE - max(place, piece_end)
-                piece_end = place + PIECE
-            if place + PIECE > end:
-                begin, after = self._run(text, place)
-                total += max(0, after - max(begin, end))
-                end = max(end, after)
+            pieces += place + PIECE - max(place, piece_end)
+            piece_end = place + PIECE
+            if piece_end > end:  # more of the answer may be around it
+                begin = place - common_prefix(self.text[:place][::-1], text[max(0, at - place) : at][::-1])
+                begin, end = max(begin, end), place + common_prefix(self.text[place:], text[at : at + len(self.text)])
+                total += end - begin
         return total, pieces
-
-    def _run(self, text: bytes, place: int) -> tuple[int, int]:
-        """Where the bytes around a piece begin and end that another text has, too."""
-        at = text.find(self.text[place : place + PIECE])
-        if at < 0:
-            return place, place
-        after = common_prefix(self.text[place:], text[at : at + len(self.text)])
-        return place - common_prefix(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
 
 
 class Parts(NamedTuple):
@@ -292,9 +284,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._of_scope.values()))
 
     def asked(self, scope: str, program_id: ProgramId, items: list[Item], told: bytes) -> None:
         """Note what a program tells its model.

@@ -132,9 +132,6 @@ class Index(Generic[R]):
     def __init__(self) -> None:
         self._found: dict[int, R | _Several] = {}
 
-    def __len__(self) -> int:
-        return len(self._found)
-
     def __contains__(self, key: int) -> bool:
         return key in self._found
 
@@ -169,9 +166,6 @@ class Groups(Generic[R]):
 
     def __init__(self) -> None:
         self._found: dict[int, list[R]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._found.values()))
 
     def put(self, keys: Iterable[int], thing: R) -> None:
         """Put a thing under keys; `drop` follows with the same keys."""
