@@ -26,6 +26,7 @@ _SEPARATOR: Final = b"\0"
 _MOST_TURNS: Final = 256  # of a scope
 _TURN_BYTES: Final = 4 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
 _CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
+_END_BYTES: Final = 40  # folded, of a question that a client has changed at its beginning
 _SHORTEST_BYTES: Final = 4  # folded, of an answer
 _WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
@@ -100,10 +101,12 @@ class Question(NamedTuple):
             for text, call_id in told
         )
 
-    def is_example_in(self, text: bytes) -> bool:
-        """Whether a text has it, but not what its program went on with, as where it is another client's example."""
+    def is_example_in(self, text: bytes, answer: bytes) -> bool:
+        """Whether a text has the end of it, or not all of its answer, and not what its program went on with, as where
+        it is another client's example."""
         has_gone_on = self.next is not None and not self.next.is_part_of(text)
-        return self.is_example or (has_gone_on and self.asked.is_part_of(text))
+        is_asked = self.asked.length >= SHORT_BYTES and self.asked.tail[-_END_BYTES:] in text
+        return self.is_example or (has_gone_on and (is_asked or answer not in text))
 
     def has_system_like(self, other: Sample) -> bool:
         """Whether another system prompt is mostly the same, such as one with another time of day."""

@@ -601,7 +601,7 @@ def _owners_in(
     new_of: Counter[ProgramId] = Counter()
     for answer in set(answers.values()):
         had = {each: question for each, question in answer.owners.items() if question is not None}
-        if answer.is_crowded or any(each.is_example_in(text) for each in had.values()):
+        if answer.is_crowded or any(each.is_example_in(text, answer.text) for each in had.values()):
             continue
         askers = [each for each, question in had.items() if question.asked.is_part_of(text)]
         is_asked = askers or (

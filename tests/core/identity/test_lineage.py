@@ -590,6 +590,22 @@ def test_an_example_that_is_like_what_a_program_has_gone_on_from_is_no_evidence(
     assert server.call(prompted("s", *example, "When is lunch served on Sundays?"), "x") != first
 
 
+def test_an_example_quoted_as_text_is_no_evidence_once_its_program_has_gone_on() -> None:
+    """The end of its question stands before it, whatever the program's client had put at the beginning. A part of an
+    answer is as little evidence then. What the client quotes with what the program went on with is the program's."""
+    question = "How far is it from here to the lighthouse, and is there a road?"
+    answer = "There is none. It is two hours on foot along the coast path, or one hour by boat if the sea is calm."
+    asked, later = f"Be brief, and say how long it takes. {question}", "And is there a bus that goes there?"
+    exchange = f"user: {question}\nassistant: {answer}"
+    server = Server()
+    first = server.call(prompted("s", asked), answer)
+    assert server.call(prompted("s", asked, answer, later), "No.") == first
+    assert server.call(prompted("s", f"Examples:\n{exchange}\nNow:\nWhere is the post office?"), "x") != first
+    assert server.call(prompted(f"Examples:\n{exchange}", "Where is the station?"), "x") != first
+    assert server.call(prompted("Judge.", f"They said: {answer[:83]}"), "x") != first
+    assert server.call(prompted("Judge.", f"{exchange}\nuser: {later}"), "x") == first
+
+
 def test_an_answer_is_found_wherever_it_stands() -> None:
     """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
     text = f"{TASK}\nThe figures must be of this year."
