@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 from weft.core.identity.conversations import arguments_of, values_in, without_system
 from weft.core.identity.items import Digest, Item
 from weft.core.identity.pieces import PIECE, folded, span_of
+from weft.core.identity.recent import Recent
+from weft.core.identity.states import SEVERAL
 from weft.core.ids import ProgramId
 from weft.core.trace.prefixes import common_prefix
 
@@ -24,6 +26,7 @@ PROMPT_BYTES: Final = 16 << 10  # folded, of a prompt that is kept
 _KEYS_A_SIZE: Final = 32
 _SEPARATOR: Final = b"\0"
 _MOST_TURNS: Final = 256  # of a scope
+_MOST_GIVERS: Final = 10_000  # of short answers
 _TURN_BYTES: Final = 4 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
 _CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
 _END_BYTES: Final = 40  # folded, of a question that a client has changed at its beginning
@@ -282,11 +285,13 @@ class Turns:
     They find agents of a team that hand on too little to be found by it. A speaker is chosen by a word, and then gets
     the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
     it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
-    that a program had, and behind it what its model has just said.
+    that a program had, and behind it what its model has just said. So is a short answer alone, if only one program's
+    model ever gave it, and not in words of its prompt: without the question, which would make it an example.
     """
 
     def __init__(self) -> None:
         self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
+        self._givers: Recent[ProgramId] = Recent(_MOST_GIVERS)  # of short answers
 
     def asked(self, scope: str, program_id: ProgramId, items: list[Item], told: bytes) -> None:
         """Note what a program tells its model.
@@ -314,6 +319,10 @@ class Turns:
             text = b"" if calls else _kept(folded_texts(answer).lower().strip(b".,:;!?"))
             words = tuple({word for call in calls for word in _words_of(call)})
             turns[program_id] = turn._replace(answer=text if len(text) >= _SHORTEST_BYTES else b"", words=words)
+            if SHORT_BYTES <= len(text) < LONG_BYTES:
+                is_only = self._givers.get(scope, text) in (None, program_id)
+                is_new = text not in turn.told and text not in turn.question
+                self._givers.put(scope, text, program_id if is_only and is_new else SEVERAL)
 
     def find(
         self, scope: str, items: list[Item], system: bytes, is_open: Callable[[ProgramId], bool]
@@ -333,14 +342,18 @@ class Turns:
         found = {
             program_id
             for program_id, turn in self._of_scope.get(scope, OrderedDict()).items()
-            if _goes_on(turn, texts, around) and is_open(program_id)
+            if _goes_on(turn, texts, around, self._givers.get(scope, turn.answer) == program_id) and is_open(program_id)
         }
         return found.pop() if len(found) == 1 else None
 
 
-def _goes_on(turn: _Turn, texts: list[bytes], system: bytes) -> bool:
-    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
+def _goes_on(turn: _Turn, texts: list[bytes], system: bytes, is_only: bool) -> bool:
+    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by; or
+    the answer without its question, if it is the only one of its kind."""
     text = _SEPARATOR.join(texts)
+    is_asked = len(turn.told) >= SHORT_BYTES and turn.told[-_END_BYTES:] in text
+    if is_only and turn.answer in text and not is_asked:
+        return True
     task = turn.question + _SEPARATOR
     if len(task) > SHORT_BYTES and text.startswith(task):
         behind = text[len(task) :]

@@ -503,6 +503,25 @@ def crew(request: Mapping[str, Any]) -> AnyReply:
     return "It is warm in Rome."
 
 
+def briefly(request: Mapping[str, Any]) -> AnyReply:
+    """CrewAI's agents, the first of which answers with a few words that the next one's task has inside a template."""
+    if "reporter" in systems(request) and called(request):
+        return "Warm in Rome, and no wind at sea."
+    return crew(request)
+
+
+def in_turns(request: Mapping[str, Any]) -> AnyReply:
+    """ADK's loop: a reporter and an editor, each of whom gets what the other one said inside a template."""
+    count = sum(message["role"] == "assistant" for message in request["messages"])
+    who = "reporter" if "reporter" in systems(request).partition("Your internal")[0] else "editor"
+    return f"Warm in Rome, no wind, says the {who} in round {count + 1}."
+
+
+def planned(request: Mapping[str, Any]) -> AnyReply:
+    """smolagents' plan, which its agent gets inside a template, and its steps."""
+    return looked_up(request) if tools(request) else "Ask the weather tool, and report."
+
+
 def noted(request: Mapping[str, Any]) -> AnyReply:
     """Aider's chat."""
     turns = sum(message["role"] == "user" for message in request["messages"])
@@ -617,6 +636,7 @@ _CASES: Final[list[Case]] = [
     framework(SMOLAGENTS, "two at once", looked_up, "a a0", "a a0"),
     framework(SMOLAGENTS, "resume", looked_up, "a a0 a1 a2"),
     left(SMOLAGENTS),
+    framework(SMOLAGENTS, "planning", planned, "a b0 b1"),
     framework(SMOLAGENTS, "header", named, "a b", **BY_HEADER),
     framework(PYDANTIC_AI, "one run", ASK, "a b0 b1 a2"),
     framework(PYDANTIC_AI, "two at once", ASK, "a b0 b1 a2", "a b0 b1 a2"),
@@ -642,6 +662,7 @@ _CASES: Final[list[Case]] = [
     framework(AUTOGEN, "swarm two at once", swarmed, "a b0 b1", "a b0 b1"),
     framework(AUTOGEN, "magentic", magentic, "a a0 a1 b2 a3 a4"),
     framework(CREWAI, "sequential", crew, "a a0 b1"),
+    framework(CREWAI, "short answers", briefly, "a a0 b1"),
     framework(CREWAI, "hierarchical", crew, "a b0 b1 a2"),
     framework(CREWAI, "two at once", crew, "a a0", "a a0"),
     left(CREWAI),
@@ -661,6 +682,7 @@ _CASES: Final[list[Case]] = [
     framework(ADK, "resume", chief("reporter", {"request": WHAT}), "a b0 b1 a2 a3"),
     left(ADK),
     framework(ADK, "sequential", reported, "a a0 b1"),
+    framework(ADK, "loop", in_turns, "a b0 a1 b2"),
     framework(ADK, "transfer", desk("transfer_to_agent", {"agent_name": "reporter"}), "a b0 b1"),
     framework(ADK, "header", named, "a b", **BY_HEADER),
     framework(LITELLM, "one run", reporter, "a a0"),
@@ -691,4 +713,7 @@ LACKS: Final = {
 }
 
 # Why the server does not see a case as it is.
-WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}
+WRONG: Final = {
+    ("agent-framework", "concurrent"): "the two agents share only the user's words",
+    ("smolagents", "planning"): "a short plan stands inside a template in place of an answer",
+}

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.lite_llm import LiteLlm
 from google.adk.models.llm_request import LlmRequest
@@ -32,15 +32,17 @@ def weather(city: str) -> str:
     return f"{city}: warm"
 
 
-def root(kind: str) -> LlmAgent | SequentialAgent | ParallelAgent:
+def root(kind: str) -> LlmAgent | SequentialAgent | ParallelAgent | LoopAgent:
     if kind == "header":  # two at once that share nothing
         both = [LlmAgent(name=thing, model=MODEL, instruction=f"Name a {thing}.") for thing in ("fish", "bird")]
         return ParallelAgent(name="both", sub_agents=both)
     reporter = LlmAgent(
         name="reporter", model=MODEL, description="Knows it.", instruction="You are the reporter.", tools=[weather]
     )
+    editor = LlmAgent(name="editor", model=MODEL, instruction="You are the editor.")
+    if kind == "loop":
+        return LoopAgent(name="desk", sub_agents=[reporter, editor], max_iterations=2)
     if kind == "sequential":
-        editor = LlmAgent(name="editor", model=MODEL, instruction="You are the editor.")
         return SequentialAgent(name="desk", sub_agents=[reporter, editor])
     if kind == "transfer":
         return LlmAgent(name="desk", model=MODEL, instruction="You are the desk.", sub_agents=[reporter])

@@ -37,6 +37,8 @@ elif sys.argv[1] == "two at once":
 elif sys.argv[1] == "resume":
     reporter.run("How is the weather in Rome?")
     reporter.run("And tomorrow?", reset=False)
+elif sys.argv[1] == "planning":
+    ToolCallingAgent([weather], model, max_steps=4, planning_interval=2).run("How is the weather in Rome?")
 else:
     chief = ToolCallingAgent([], model, managed_agents=[reporter], max_steps=4)
     chief.run("How is the weather in Rome?")

@@ -606,6 +606,31 @@ def test_an_example_quoted_as_text_is_no_evidence_once_its_program_has_gone_on()
     assert server.call(prompted("Judge.", f"{exchange}\nuser: {later}"), "x") == first
 
 
+def test_a_short_answer_that_only_one_model_gave_is_found_in_a_template() -> None:
+    """As where an agent of a crew gets its own task and the answer of the one before it."""
+    asked, answer = prompted("Report.", "Find the weather in Rome."), "Warm in Rome, and no wind."
+    edit = prompted("Edit.", f"Make it shorter.\n\nThe context you're working with:\n{answer}\n\nBegin!")
+    server = Server()
+    first = server.call(asked, answer)
+    assert server.call(edit, "Warm.") == first
+
+
+def test_a_short_answer_says_nothing_if_others_have_it() -> None:
+    """Another model gave it, or the model has it from its prompt. With the question before it, it may be an example."""
+    asked, answer = prompted("Report.", "Find the weather in Rome."), "Warm in Rome, and no wind."
+    edit = prompted("Edit.", f"Make it shorter.\n\nThe context you're working with:\n{answer}\n\nBegin!")
+    server = Server()
+    known = {server.call(each, answer) for each in (prompted("s", "How windy is it?"), asked)}
+    assert server.call(edit, "Warm.") not in known
+    server = Server()
+    first = server.call(prompted("s", f"Say this again: {answer}"), answer)
+    assert server.call(edit, "Warm.") != first
+    server = Server()
+    first = server.call(asked, answer)
+    example = f"An example:\nuser: Find the weather in Rome.\nassistant: {answer}\nNow find it in Oslo."
+    assert server.call(prompted("Report.", example), "Cold.") != first
+
+
 def test_an_answer_is_found_wherever_it_stands() -> None:
     """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
     text = f"{TASK}\nThe figures must be of this year."
