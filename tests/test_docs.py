@@ -220,7 +220,7 @@ def test_every_command_of_the_documents_exists(document: str, words: list[str]) 
     assert not getattr(command, "commands", {}), document
     if "--" in words:  # what follows is another command
         words = words[: words.index("--")]
-    known = {option for parameter in command.params for option in parameter.opts}
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
     if command.context_settings.get("ignore_unknown_options"):  # the others are vLLM's
         known |= {
             f"--{name.replace('_', '-')}"
