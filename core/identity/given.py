@@ -351,8 +351,7 @@ def _goes_on(turn: _Turn, texts: list[bytes], system: bytes, is_only: bool) -> b
     """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by; or
     the answer without its question, if it is the only one of its kind."""
     text = _SEPARATOR.join(texts)
-    is_asked = len(turn.told) >= SHORT_BYTES and turn.told[-_END_BYTES:] in text
-    if is_only and turn.answer in text and not is_asked:
+    if is_only and turn.answer in text and (len(turn.told) < SHORT_BYTES or turn.told[-_END_BYTES:] not in text):
         return True
     task = turn.question + _SEPARATOR
     if len(task) > SHORT_BYTES and text.startswith(task):
