@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.router import RoutedLLM
     from weft.engine.vllm.accounting import OnAccount
 
-
 T = TypeVar("T")
 
 RAY_GIB: Final = 4.0  # of host memory for each worker, at most, on nodes of which nobody knows what they have free

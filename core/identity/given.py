@@ -108,8 +108,7 @@ class Question(NamedTuple):
         """Whether a text has the end of it, or not all of its answer, and not what its program went on with, as where
         it is another client's example."""
         has_gone_on = self.next is not None and not self.next.is_part_of(text)
-        is_asked = self.asked.length >= SHORT_BYTES and self.asked.tail[-_END_BYTES:] in text
-        return self.is_example or (has_gone_on and (is_asked or answer not in text))
+        return self.is_example or (has_gone_on and (_is_asked(self.asked.tail, text) or answer not in text))
 
     def has_system_like(self, other: Sample) -> bool:
         """Whether another system prompt is mostly the same, such as one with another time of day."""
@@ -351,7 +350,7 @@ def _goes_on(turn: _Turn, texts: list[bytes], system: bytes, is_only: bool) -> b
     """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by; or
     the answer without its question, if it is the only one of its kind."""
     text = _SEPARATOR.join(texts)
-    if is_only and turn.answer in text and (len(turn.told) < SHORT_BYTES or turn.told[-_END_BYTES:] not in text):
+    if is_only and turn.answer in text and not _is_asked(turn.told, text):
         return True
     task = turn.question + _SEPARATOR
     if len(task) > SHORT_BYTES and text.startswith(task):
@@ -360,6 +359,11 @@ def _goes_on(turn: _Turn, texts: list[bytes], system: bytes, is_only: bool) -> b
         return is_said or any(word in behind or word in system for word in turn.words if word not in task)
     is_template = len(text) < len(turn.told) and all(each in turn.told for each in texts)
     return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
+
+
+def _is_asked(question: bytes, text: bytes) -> bool:
+    """Whether a text has the end of a question, or of a sample's tail of it."""
+    return len(question) >= SHORT_BYTES and question[-_END_BYTES:] in text
 
 
 def _kept(text: bytes) -> bytes:
