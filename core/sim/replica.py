@@ -359,8 +359,12 @@ class SimReplica:
         most = self._settings.chunk_tokens + (len(batch.ranks) + starting) * block_tokens
         if starting > _MANY:
             return most
-        running = batch.growing_tokens() + sum(call.prefill_left + block_tokens for call in batch.chunks)
-        return min(most, running + sum(map(self._blocks_of, itertools.islice(waiting, starting))))
+        tokens = batch.growing_tokens() + sum(call.prefill_left + block_tokens for call in batch.chunks)
+        for call in itertools.islice(waiting, starting):
+            if tokens >= most:
+                break
+            tokens += self._blocks_of(call)
+        return min(most, tokens)
 
     def _blocks_of(self, call: Call) -> int:
         """The tokens of the blocks that a waiting call's context takes."""

@@ -340,7 +340,7 @@ class TieredKvCache(PolicyKvCache):
 
     def _due(self) -> list[Context]:
         memory, now_s, running = self._contexts.refresh(), self._now_s, self._running
-        contexts = [each for each, call in self._contexts.call_of.items() if not running[call.owner.number]]
+        contexts = [each for each, call in self._contexts.call_of.items() if call.owner.number not in running]
         for context in contexts:
             if context.tokens < self._contexts.left_tokens[context]:  # otherwise host memory cannot have more
                 self._see_host(context)
