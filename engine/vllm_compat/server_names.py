@@ -23,18 +23,3 @@ try:  # since vLLM 0.33
     from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
 except ImportError:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-
-__all__ = [
-    "EngineClient",
-    "FlexibleArgumentParser",
-    "GracefulHTTPError",
-    "build_app",
-    "get_prometheus_registry",
-    "get_span_exporter",
-    "get_uvicorn_log_config",
-    "init_app_state",
-    "init_exception_handler",
-    "make_arg_parser",
-    "setup_server",
-    "validate_parsed_serve_args",
-]

@@ -25,18 +25,18 @@ class Uses:
         imitated: methods and attributes that vLLM expects of an object, and that a class of Weft has without being a
             subclass.
         called: functions and methods, each with its signature.
-        read: attributes, properties, fields and enum members.
-        written: attributes that Weft assigns, and may read too.
-        passed: keyword arguments of the constructor.
+        read: attributes, properties, fields and enum members; their names, with spaces between them.
+        written: attributes that Weft assigns, and may read too; likewise.
+        passed: keyword arguments of the constructor; likewise.
         since: the members among these that older versions lack, each with the first minor version that has it.
     """
 
     overridden: Mapping[str, Signature] = field(default_factory=dict)
     imitated: Mapping[str, Signature] = field(default_factory=dict)
     called: Mapping[str, Signature] = field(default_factory=dict)
-    read: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    passed: tuple[str, ...] = ()
+    read: str = ""
+    written: str = ""
+    passed: str = ""
     since: Mapping[str, str] = field(default_factory=dict)
 
     def members(self, owner: str) -> Iterator[Member]:
@@ -48,9 +48,9 @@ class Uses:
         }
         for use, signatures in callables.items():
             yield from (Member(owner, name, use, form, self.since.get(name)) for name, form in signatures.items())
-        others: dict[Use, tuple[str, ...]] = {"read": self.read, "written": self.written, "passed": self.passed}
+        others: dict[Use, str] = {"read": self.read, "written": self.written, "passed": self.passed}
         for use, names in others.items():
-            yield from (Member(owner, name, use, None, self.since.get(name)) for name in names)
+            yield from (Member(owner, name, use, None, self.since.get(name)) for name in names.split())
 
 
 MEMBERS: Final[Mapping[str, Uses]] = {
@@ -68,37 +68,22 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_update_after_schedule": "(self, scheduler_output) -> None",
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
             "add_request": "(self, request) -> None",
+            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
             "get_grammar_bitmask": "(self, scheduler_output) -> GrammarOutput | None",
             "reset_prefix_cache": "(self, reset_running_requests=False, reset_connector=False) -> bool",
             "schedule": "(self, throttle_prefills=False) -> SchedulerOutput",
+            "set_pause_state": "(self, pause_state) -> None",
+            "shutdown": "(self) -> None",
             "update_from_output": "(self, scheduler_output, model_runner_output) -> dict[int, EngineCoreOutputs]",
         },
         read=(
-            "_inflight_prefills",
-            "block_size",
-            "cache_config",
-            "connector",
-            "kv_cache_config",
-            "kv_cache_manager",
-            "kv_holding_waiting",
-            "last_prefill_step",
-            "local_prefill_interval",
-            "max_num_scheduled_tokens",
-            "need_mamba_block_aligned_split",
-            "num_executed_steps",
-            "num_lookahead_tokens",
-            "num_prefill_lookahead",
-            "num_spec_tokens",
-            "num_waiting_for_streaming_input",
-            "pause_state",
-            "prefill_capacity_bound",
-            "prev_step_scheduled_req_ids",
-            "requests",
-            "running",
-            "scheduler_config",
-            "vllm_config",
+            "_inflight_prefills block_size cache_config connector kv_cache_config kv_cache_manager "
+            "kv_holding_waiting last_prefill_step local_prefill_interval max_num_scheduled_tokens "
+            "need_mamba_block_aligned_split num_executed_steps num_lookahead_tokens num_prefill_lookahead "
+            "num_spec_tokens num_waiting_for_streaming_input pause_state prefill_capacity_bound "
+            "prev_step_scheduled_req_ids requests running scheduler_config vllm_config"
         ),
-        written=("max_num_active_reqs", "waiting"),
+        written="max_num_active_reqs waiting",
         since=dict.fromkeys(("last_prefill_step", "local_prefill_interval", "num_executed_steps"), "0.33"),
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
@@ -108,16 +93,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
             "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
         },
-        passed=(
-            "block_size",
-            "hash_block_size",
-            "kv_cache_config",
-            "log_stats",
-            "structured_output_manager",
-            "vllm_config",
-        ),
+        passed=("block_size hash_block_size kv_cache_config log_stats structured_output_manager vllm_config"),
     ),
-    "vllm.v1.core.sched.interface.PauseState": Uses(read=("UNPAUSED",)),
+    "vllm.v1.core.sched.interface.PauseState": Uses(read="UNPAUSED"),
     "vllm.v1.core.sched.request_queue.RequestQueue": Uses(
         overridden={
             "__bool__": "(self) -> bool",
@@ -139,7 +117,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "get_blocks": "(self, request_id) -> KVCacheBlocks",
             "prefix_cache_lookup_enabled": "(self, request) -> bool",
         },
-        read=("block_pool", "coordinator", "empty_kv_cache_blocks", "watermark_blocks"),
+        read="block_pool coordinator empty_kv_cache_blocks watermark_blocks",
     ),
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": Uses(
         called={
@@ -151,9 +129,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
                 "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap=False, prefill_end=0) -> int"
             ),
         },
-        read=("scheduler_block_size",),
+        read="scheduler_block_size",
     ),
-    "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_hash", "block_id", "is_null", "ref_cnt")),
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read="block_hash block_id is_null ref_cnt"),
     "vllm.v1.core.block_pool.BlockPool": Uses(
         called={
             "_insert_block_hash": "(self, block_hash_with_group_id, block, num_tokens) -> None",
@@ -164,7 +142,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "touch": "(self, blocks) -> None",
             "unpin_blocks": "(self, blocks, on_reuse) -> None",
         },
-        read=("blocks", "free_block_queue", "hash_block_size"),
+        read="blocks free_block_queue hash_block_size",
     ),
     "vllm.v1.core.kv_cache_utils": Uses(
         called={"make_block_hash_with_group_id": "(block_hash, group_id) -> BlockHashWithGroupId"}
@@ -178,43 +156,29 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.request.Request": Uses(
         read=(
-            "block_hashes",
-            "drop_stale_output",
-            "has_encoder_inputs",
-            "is_prefill_chunk",
-            "num_computed_tokens",
-            "num_output_placeholders",
-            "num_output_tokens",
-            "num_preemptions",
-            "num_prompt_tokens",
-            "num_stale_output_tokens",
-            "num_tokens",
-            "num_tokens_with_spec",
-            "request_id",
-            "resumable",
-            "sampling_params",
-            "session_id",
-            "skip_reading_prefix_cache",
-            "status",
+            "block_hashes drop_stale_output ec_transfer_params has_encoder_inputs is_prefill_chunk kv_transfer_params "
+            "lora_request max_tokens num_computed_tokens num_output_placeholders num_output_tokens num_preemptions "
+            "num_prompt_tokens num_stale_output_tokens num_tokens num_tokens_with_spec pooling_params prompt_embeds "
+            "request_id resumable sampling_params session_id skip_reading_prefix_cache status"
         )
     ),
-    "vllm.v1.request.RequestStatus": Uses(read=("FINISHED_ABORTED", "WAITING")),
+    "vllm.v1.request.RequestStatus": Uses(
+        read=(
+            "FINISHED_ABORTED FINISHED_ERROR FINISHED_REPETITION FINISHED_STOPPED WAITING "
+            "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR name"
+        )
+    ),
     "vllm.v1.core.sched.output.SchedulerOutput": Uses(
         read=(
-            "finished_req_ids",
-            "kv_connector_metadata",
-            "num_scheduled_tokens",
-            "scheduled_cached_reqs",
-            "scheduled_new_reqs",
-            "scheduled_spec_decode_tokens",
-            "total_num_scheduled_tokens",
+            "finished_req_ids kv_connector_metadata num_scheduled_tokens scheduled_cached_reqs scheduled_new_reqs "
+            "scheduled_spec_decode_tokens total_num_scheduled_tokens"
         )
     ),
-    "vllm.v1.core.sched.output.NewRequestData": Uses(read=("num_computed_tokens", "prompt_token_ids", "req_id")),
-    "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("num_computed_tokens", "req_ids", "resumed_req_ids")),
-    "vllm.v1.engine.EngineCoreOutputs": Uses(read=("outputs",)),
+    "vllm.v1.core.sched.output.NewRequestData": Uses(read="num_computed_tokens prompt_token_ids req_id"),
+    "vllm.v1.core.sched.output.CachedRequestData": Uses(read="num_computed_tokens req_ids resumed_req_ids"),
+    "vllm.v1.engine.EngineCoreOutputs": Uses(read="outputs"),
     "vllm.v1.engine.EngineCoreOutput": Uses(
-        read=("finish_reason", "request_id"), written=("kv_transfer_params",), passed=("finish_reason",)
+        read="finish_reason request_id", written="kv_transfer_params", passed="finish_reason"
     ),
     "vllm.v1.structured_output.StructuredOutputManager": Uses(called={"__init__": "(self, vllm_config)"}),
     # -- the KV connector
@@ -240,7 +204,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "wait_for_layer_load": "(self, layer_name) -> None",
             "wait_for_save": "(self)",
         },
-        read=("_connector_metadata",),
+        read="_connector_metadata",
         since={"supports_sleep_mode": "0.33"},
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA": Uses(
@@ -249,25 +213,25 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorWorkerMetadata": Uses(
         overridden={"aggregate": "(self, other) -> KVConnectorWorkerMetadata"}
     ),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read="SCHEDULER"),
     "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory": Uses(
         called={"register_connector": "(cls, name, module_path, class_name) -> None"}
     ),
-    "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
+    "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written="_KV_CONNECTOR_AGENT"),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
-        called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"}, read=("blocks",)
+        called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"}, read="blocks"
     ),
-    "vllm.v1.outputs.KVConnectorOutput": Uses(read=("invalid_block_ids", "kv_connector_worker_meta")),
-    "vllm.v1.outputs.ModelRunnerOutput": Uses(read=("kv_connector_output",)),
+    "vllm.v1.outputs.KVConnectorOutput": Uses(read="invalid_block_ids kv_connector_worker_meta"),
+    "vllm.v1.outputs.ModelRunnerOutput": Uses(read="kv_connector_output"),
     "vllm.v1.kv_cache_interface.KVCacheConfig": Uses(
         called={"__init__": "(self, num_blocks, kv_cache_tensors, kv_cache_groups) -> None"},
-        read=("kv_cache_groups", "num_blocks"),
+        read="kv_cache_groups num_blocks",
     ),
     "vllm.v1.kv_cache_interface.KVCacheGroupSpec": Uses(
-        called={"__init__": "(self, layer_names, kv_cache_spec) -> None"}, read=("kv_cache_spec", "layer_names")
+        called={"__init__": "(self, layer_names, kv_cache_spec) -> None"}, read="kv_cache_spec layer_names"
     ),
     "vllm.v1.kv_cache_interface.FullAttentionSpec": Uses(
-        read=("page_size_bytes", "sliding_window"), passed=("block_size", "dtype", "head_size", "num_kv_heads")
+        read="page_size_bytes sliding_window", passed="block_size dtype head_size num_kv_heads"
     ),
     # -- the front end
     "vllm.v1.engine.async_llm.AsyncLLM": Uses(
@@ -282,7 +246,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "get_supported_tasks": "(self)",
             "shutdown": "(self, timeout=None) -> None",
         },
-        read=("engine_core", "errored", "model_config", "output_handler", "renderer", "vllm_config"),
+        read="engine_core errored model_config output_handler renderer vllm_config",
     ),
     "vllm.v1.metrics.loggers.PrometheusStatLogger": Uses(
         overridden={
@@ -326,7 +290,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "stop_profile": None,
             "wake_up": None,
         },
-        written=("input_processor", "model_config", "renderer", "vllm_config"),
+        written="input_processor model_config renderer vllm_config",
     ),
     "vllm.v1.engine.input_processor.InputProcessor": Uses(
         called={
@@ -342,7 +306,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "add_request": "(self, request, prompt, parent_req=None, request_index=0, queue=None) -> None",
             "process_outputs": "(self, engine_core_outputs) -> OutputProcessorOutput",
         },
-        passed=("log_stats",),
+        passed="log_stats",
     ),
     "vllm.v1.engine.output_processor.RequestOutputCollector": Uses(
         called={
@@ -350,26 +314,25 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "get_nowait": "(self) -> RequestOutput | PoolingRequestOutput | None",
         }
     ),
-    "vllm.v1.engine.FinishReason": Uses(read=("LENGTH", "STOP")),
+    "vllm.v1.engine.FinishReason": Uses(read="LENGTH STOP"),
     "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self)"}),
     "vllm.v1.engine.exceptions.EngineGenerateError": Uses(),
-    "vllm.exceptions.GenerationError": Uses(read=("status_code",)),
+    "vllm.exceptions.GenerationError": Uses(read="status_code"),
     "vllm.outputs.RequestOutput": Uses(
-        read=("finished", "num_cached_tokens", "outputs", "prompt_token_ids", "request_id"),
-        written=("kv_transfer_params",),
+        read="finished num_cached_tokens outputs prompt_token_ids request_id", written="kv_transfer_params"
     ),
-    "vllm.outputs.CompletionOutput": Uses(read=("token_ids",)),
+    "vllm.outputs.CompletionOutput": Uses(read="token_ids"),
     "vllm.sampling_params.SamplingParams": Uses(
-        read=("allowed_token_ids", "extra_args", "logit_bias", "min_tokens", "n", "output_kind", "stop_token_ids"),
-        passed=("detokenize", "extra_args", "ignore_eos", "logprobs", "max_tokens", "output_kind", "temperature"),
+        read="allowed_token_ids extra_args logit_bias min_tokens n output_kind stop_token_ids",
+        passed="detokenize extra_args ignore_eos logprobs max_tokens output_kind temperature",
     ),
-    "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
+    "vllm.sampling_params.RequestOutputKind": Uses(read="DELTA FINAL_ONLY"),
     "vllm.platforms.interface.Platform": Uses(called={"is_cpu": "(self) -> bool", "is_cuda": "(self) -> bool"}),
     # -- the control channel
     "vllm.v1.engine.core_client.AsyncMPClient": Uses(called={"call_utility_async": "(self, method, *args) -> Any"}),
     "vllm.v1.engine.core_client.SyncMPClient": Uses(called={"call_utility": "(self, method, *args) -> Any"}),
-    "vllm.v1.engine.core_client.InprocClient": Uses(read=("engine_core",)),
-    "vllm.v1.engine.core.EngineCore": Uses(read=("scheduler",)),
+    "vllm.v1.engine.core_client.InprocClient": Uses(read="engine_core"),
+    "vllm.v1.engine.core.EngineCore": Uses(read="scheduler"),
     "vllm.v1.engine.core.EngineCoreProc": Uses(
         called={
             "_handle_client_request": "(self, request_type, request) -> None"
@@ -383,46 +346,33 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             )
         },
         passed=(
-            "chat_template",
-            "chat_template_content_format",
-            "enable_auto_tools",
-            "enable_prompt_tokens_details",
-            "online_renderer",
-            "request_logger",
-            "response_role",
-            "tool_parser",
-            "tool_strict_level",
+            "chat_template chat_template_content_format enable_auto_tools enable_prompt_tokens_details "
+            "online_renderer request_logger response_role tool_parser tool_strict_level"
         ),
     ),
     "vllm.entrypoints.openai.models.serving.OpenAIServingModels": Uses(
         called={"__init__": "(self, engine_client, base_model_paths)"}
     ),
-    "vllm.entrypoints.openai.models.protocol.BaseModelPath": Uses(passed=("model_path", "name")),
+    "vllm.entrypoints.openai.models.protocol.BaseModelPath": Uses(passed="model_path name"),
     "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest": Uses(
         called={
             "build_chat_params": "(self, default_template, default_template_content_format) -> ChatParams",
             "build_tok_params": "(self, model_config) -> TokenizeParams",
         },
-        read=("messages", "model", "request_id", "stream", "tools"),
-        written=("return_token_ids", "vllm_xargs"),
-        passed=("request_id", "session_id", "stream"),
+        read="messages model request_id stream tools",
+        written="return_token_ids vllm_xargs",
+        passed="request_id session_id stream",
     ),
-    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponse": Uses(read=("prompt_token_ids",)),
-    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseChoice": Uses(read=("token_ids",)),
-    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionStreamResponse": Uses(read=("prompt_token_ids",)),
-    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseStreamChoice": Uses(read=("token_ids",)),
-    "vllm.entrypoints.serve.engine.protocol.ErrorResponse": Uses(read=("error",)),
-    "vllm.entrypoints.serve.engine.protocol.ErrorInfo": Uses(read=("code", "message")),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponse": Uses(read="prompt_token_ids"),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseChoice": Uses(read="token_ids"),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionStreamResponse": Uses(read="prompt_token_ids"),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseStreamChoice": Uses(read="token_ids"),
+    "vllm.entrypoints.serve.engine.protocol.ErrorResponse": Uses(read="error"),
+    "vllm.entrypoints.serve.engine.protocol.ErrorInfo": Uses(read="code message"),
     "vllm.renderers.online_renderer.OnlineRenderer": Uses(
         passed=(
-            "chat_template",
-            "chat_template_content_format",
-            "enable_auto_tools",
-            "model_config",
-            "renderer",
-            "request_logger",
-            "tool_parser",
-            "tool_strict_level",
+            "chat_template chat_template_content_format enable_auto_tools model_config renderer request_logger "
+            "tool_parser tool_strict_level"
         )
     ),
     "vllm.renderers.base.BaseRenderer": Uses(
@@ -432,101 +382,58 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "render_cmpl_async": "(self, prompts)",
             "shutdown": "(self) -> None",
         },
-        read=("tokenizer",),
+        read="tokenizer",
     ),
     "vllm.renderers": Uses(called={"renderer_from_config": "(config)"}),
     "vllm.renderers.params.ChatParams": Uses(called={"with_defaults": "(self, default_chat_template_kwargs=None)"}),
-    "vllm.renderers.params.TokenizeParams": Uses(read=("max_total_tokens",)),
-    "vllm.inputs.engine.TokensInput": Uses(read=("prompt_token_ids",)),
+    "vllm.renderers.params.TokenizeParams": Uses(read="max_total_tokens"),
+    "vllm.inputs.engine.TokensInput": Uses(read="prompt_token_ids"),
     # -- starting an engine
     "vllm.engine.arg_utils.AsyncEngineArgs": Uses(
         called={"create_engine_config": "(self) -> VllmConfig"},
-        read=(
-            "disable_log_stats",
-            "enable_log_requests",
-            "kv_transfer_config",
-            "pipeline_parallel_size",
-            "tensor_parallel_size",
-        ),
-        written=("model",),
+        read=("disable_log_stats enable_log_requests kv_transfer_config pipeline_parallel_size tensor_parallel_size"),
+        written="model",
         passed=(
-            "additional_config",
-            "disable_log_stats",
-            "dtype",
-            "kv_cache_memory_bytes",
-            "kv_transfer_config",
-            "logging_config",
-            "model",
-            "scheduler_cls",
-            "served_model_name",
+            "additional_config disable_log_stats dtype kv_cache_memory_bytes kv_transfer_config logging_config "
+            "model scheduler_cls served_model_name"
         ),
     ),
     "vllm.engine.arg_utils.EngineArgs": Uses(
         called={"create_engine_config": "(self) -> VllmConfig"},
         passed=(
-            "additional_config",
-            "block_size",
-            "disable_log_stats",
-            "dtype",
-            "enable_chunked_prefill",
-            "enable_prefix_caching",
-            "enforce_eager",
-            "gpu_memory_utilization",
-            "kv_cache_memory_bytes",
-            "kv_transfer_config",
-            "logging_config",
-            "max_model_len",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "model",
-            "num_gpu_blocks_override",
-            "scheduler_cls",
-            "scheduling_policy",
-            "skip_tokenizer_init",
-            "use_tqdm_on_load",
+            "additional_config block_size disable_log_stats dtype enable_chunked_prefill enable_prefix_caching "
+            "enforce_eager gpu_memory_utilization kv_cache_memory_bytes kv_transfer_config logging_config "
+            "max_model_len max_num_batched_tokens max_num_seqs model num_gpu_blocks_override scheduler_cls "
+            "scheduling_policy skip_tokenizer_init use_tqdm_on_load"
         ),
     ),
     "vllm.config.VllmConfig": Uses(
         read=(
-            "additional_config",
-            "cache_config",
-            "kv_transfer_config",
-            "model_config",
-            "parallel_config",
-            "scheduler_config",
-            "use_v2_model_runner",
+            "additional_config cache_config kv_transfer_config model_config parallel_config scheduler_config "
+            "use_v2_model_runner"
         ),
-        written=("logging_config",),
+        written="logging_config",
     ),
-    "vllm.config.CacheConfig": Uses(read=("cache_dtype",), written=("block_size", "num_gpu_blocks")),
+    "vllm.config.CacheConfig": Uses(read="cache_dtype", written="block_size num_gpu_blocks"),
     "vllm.config.ModelConfig": Uses(
-        called={"get_vocab_size": "(self) -> int"}, read=("dtype", "max_model_len", "model", "quantization", "revision")
+        called={"get_vocab_size": "(self) -> int"}, read="dtype max_model_len model quantization revision"
     ),
     "vllm.config.ParallelConfig": Uses(
-        read=("decode_context_parallel_size", "prefill_context_parallel_size", "rank", "world_size")
+        read="decode_context_parallel_size prefill_context_parallel_size rank world_size"
     ),
     "vllm.config.SchedulerConfig": Uses(
-        called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"}, written=("async_scheduling",)
+        called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"}, written="async_scheduling"
     ),
     "vllm.config.KVTransferConfig": Uses(
-        read=("kv_connector_extra_config",),
-        passed=(
-            "kv_connector",
-            "kv_connector_extra_config",
-            "kv_connector_module_path",
-            "kv_load_failure_policy",
-            "kv_role",
-        ),
+        read="kv_connector_extra_config",
+        passed=("kv_connector kv_connector_extra_config kv_connector_module_path kv_load_failure_policy kv_role"),
     ),
-    "vllm.config.logging.LoggingConfig": Uses(read=("configure_logging",), passed=("configure_logging", "log_level")),
+    "vllm.config.logging.LoggingConfig": Uses(read="configure_logging", passed="configure_logging log_level"),
     "vllm.tool_parsers.ToolParserManager": Uses(called={"list_registered": "(cls) -> list[str]"}),
     "vllm.envs": Uses(
         read=(
-            "VLLM_CONFIGURE_LOGGING",
-            "VLLM_CPU_OMP_THREADS_BIND",
-            "VLLM_ENABLE_V1_MULTIPROCESSING",
-            "VLLM_LOGGING_LEVEL",
-            "VLLM_RPC_BASE_PATH",
+            "VLLM_CONFIGURE_LOGGING VLLM_CPU_OMP_THREADS_BIND VLLM_ENABLE_V1_MULTIPROCESSING VLLM_LOGGING_LEVEL "
+            "VLLM_RPC_BASE_PATH"
         )
     ),
     # -- the HTTP server
@@ -542,21 +449,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.entrypoints.launchers.cli_args.FrontendArgs": Uses(
         read=(
-            "api_key",
-            "disable_uvicorn_access_log",
-            "enable_auto_tool_choice",
-            "grpc_port",
-            "h11_max_incomplete_event_size",
-            "lora_modules",
-            "middleware",
-            "ssl_ca_certs",
-            "ssl_cert_reqs",
-            "ssl_certfile",
-            "ssl_ciphers",
-            "ssl_keyfile",
-            "tool_call_parser",
-            "uds",
-            "uvicorn_log_level",
+            "api_key disable_uvicorn_access_log enable_auto_tool_choice grpc_port h11_max_incomplete_event_size "
+            "lora_modules middleware ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile "
+            "tool_call_parser uds uvicorn_log_level"
         ),
         since={"grpc_port": "0.32"},
     ),
@@ -568,11 +463,11 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     # -- the worker on a CPU
     "vllm.v1.worker.cpu_worker.CPUWorker": Uses(
-        overridden={"sample_tokens": "(self, grammar_output)"}, read=("model_runner",)
+        overridden={"sample_tokens": "(self, grammar_output)"}, read="model_runner"
     ),
-    "vllm.v1.worker.cpu_model_runner.CPUModelRunner": Uses(read=("discard_request_mask", "input_batch")),
-    "vllm.v1.worker.gpu_input_batch.InputBatch": Uses(read=("generators", "num_reqs")),
-    "vllm.v1.utils.CpuGpuBuffer": Uses(read=("np",)),
+    "vllm.v1.worker.cpu_model_runner.CPUModelRunner": Uses(read="discard_request_mask input_batch"),
+    "vllm.v1.worker.gpu_input_batch.InputBatch": Uses(read="generators num_reqs"),
+    "vllm.v1.utils.CpuGpuBuffer": Uses(read="np"),
     # -- an engine in this process, for `weft bench`
     "vllm.v1.engine.llm_engine.LLMEngine": Uses(
         called={
@@ -581,7 +476,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "reset_prefix_cache": "(self) -> bool",
             "step": "(self) -> list[RequestOutput | PoolingRequestOutput]",
         },
-        read=("engine_core", "renderer"),
+        read="engine_core renderer",
     ),
 }
 

@@ -184,13 +184,13 @@ def test_one_of_several_forms_is_enough(how: Use) -> None:
 @pytest.mark.parametrize(("since", "is_missed"), [("0.31", True), ("99.1", False)])
 def test_a_member_is_missed_only_where_the_version_has_it(since: str, is_missed: bool) -> None:
     """Weft reads some members only where they are."""
-    table = {f"{__name__}.Scheduler": Uses(read=("first", "third"), since={"third": since})}
+    table = {f"{__name__}.Scheduler": Uses(read="first third", since={"third": since})}
     assert bool(changed_members(table)) == is_missed
 
 
 def test_the_uses_that_matter_can_be_asked_for() -> None:
     """A change of what Weft overrides or writes is worse than one of what it reads."""
-    table = {f"{__name__}.Scheduler": Uses(overridden={"preempt": "(self)"}, read=("third",), written=("fixed",))}
+    table = {f"{__name__}.Scheduler": Uses(overridden={"preempt": "(self)"}, read="third", written="fixed")}
     found = changed_members(table, uses=("overridden", "written"))
     assert [change.split(" ")[0] for change in found] == ["Scheduler.preempt", "Scheduler.fixed"]
 
@@ -211,7 +211,7 @@ def test_a_removed_keyword_argument_is_reported() -> None:
 @pytest.mark.parametrize("owner", [f"{__name__}.Gone", f"{__name__}_gone.Scheduler"])
 def test_a_removed_class_is_reported_for_each_of_its_members(owner: str) -> None:
     """A class that cannot be imported has none of its members."""
-    changes = changed_members({owner: Uses(read=("first", "second"))})
+    changes = changed_members({owner: Uses(read="first second")})
     assert [change.split(" (read) is missing, since ")[0] for change in changes] == [
         f"{owner.rpartition('.')[2]}.first",
         f"{owner.rpartition('.')[2]}.second",
@@ -225,8 +225,8 @@ def test_only_changed_members_are_reported() -> None:
         f"{__name__}.Scheduler": Uses(
             overridden={"preempt": "(self, request)", "fixed": None},
             called={"static": "(size) -> int"},
-            read=("first", "third"),
-            passed=("size",),
+            read="first third",
+            passed="size",
         ),
         f"{__name__}.Config": Uses(imitated={"size": None, "depth": None}),
     }

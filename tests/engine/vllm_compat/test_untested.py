@@ -67,7 +67,7 @@ def test_a_changed_member_that_is_only_called_is_in_the_warning(
 
 def test_a_changed_member_that_weft_overrides_ends_the_start(newer: pytest.MonkeyPatch) -> None:
     """The error lists all changes, and says what to install and how to go on."""
-    use_table(newer, Uses(overridden={"preempt": "(self, request)"}, read=("gone",)))
+    use_table(newer, Uses(overridden={"preempt": "(self, request)"}, read="gone"))
     with pytest.raises(UnsupportedVllmError, match="WEFT_UNTESTED_VLLM=1") as caught:
         untested.check_members()
     assert [change.split(" ")[0] for change in caught.value.changes] == ["Newer.preempt", "Newer.gone"]
