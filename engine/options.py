@@ -33,6 +33,7 @@ class EngineKeywords(VllmArgs, total=False):
     clock: Callable[[], float]
     record: str | os.PathLike[str] | None
     history: str | os.PathLike[str] | None
+    journal: str | os.PathLike[str] | None
     listen: str | None
 
 
@@ -64,6 +65,8 @@ class EngineOptions:
         history: A file in which the engine keeps what programs did, so that the next engine begins with it. It holds
             execution graphs, and the programs' work if the policy learns. Without a file, all this is forgotten when
             the engine ends.
+        journal: A folder in which each vLLM engine keeps a journal of what comes to its scheduler and what it decides,
+            for `weft replay`. It holds ids, names and counts, and no texts.
         listen: Where the engine serves its state over HTTP, for `weft top`: "unix:/path", or "127.0.0.1:8001"; port 0
             is any free one, and `engine.url` says which. Those who connect can see and end programs. None: nowhere.
         engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
@@ -86,6 +89,7 @@ class EngineOptions:
     clock: Callable[[], float] = time.monotonic
     record: str | os.PathLike[str] | None = None
     history: str | os.PathLike[str] | None = None
+    journal: str | os.PathLike[str] | None = None
     listen: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@
     ├── ArgumentTypeError               (TypeError) an argument of the wrong kind, e.g. a name instead of an engine
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
+    ├── JournalError                    (ValueError) a file that holds no journal, or one that does not come out again
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── StateError                      (ValueError) a text that holds no state of an engine
@@ -152,6 +153,10 @@ class TraceError(WeftError, ValueError):
 
     docs/reference/trace-format.md describes traces.
     """
+
+
+class JournalError(WeftError, ValueError):
+    """A file is no journal of a scheduler, or a replay of it does not come to the same decisions."""
 
 
 class SimulationError(WeftError, ValueError):

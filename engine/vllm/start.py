@@ -185,6 +185,7 @@ def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | No
     """
     from weft.engine.kv_cache.connector import transfer_config
     from weft.engine.scheduler import WeftScheduler
+    from weft.engine.scheduler.journal import JournaledScheduler
     from weft.engine.vllm_compat.logs import host_logging
     from weft.engine.vllm_compat.names import AsyncEngineArgs, current_platform
 
@@ -207,7 +208,7 @@ def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | No
     settings = config_of_engine(options, served)
     arguments |= {
         "model": model,
-        "scheduler_cls": WeftScheduler,
+        "scheduler_cls": JournaledScheduler if settings.journal else WeftScheduler,
         "additional_config": {**engine_args.get("additional_config", {}), "weft": encode_config(settings)},
     }
     return AsyncEngineArgs(**arguments)

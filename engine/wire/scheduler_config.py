@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import PolicyError
@@ -25,6 +26,7 @@ class SchedulerConfig:
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
     model: str = ""  # the name by which the engine serves the model
     kv_policy: KvPolicyConfig | None = None  # None: `evicts_by` says
+    journal: str = ""  # the folder of the scheduler's journal; empty: it writes none
 
     def evicts_by(self, policy: Policy, *, has_host_memory: bool) -> KvPolicyConfig:
         """The KV policy: as given, or else what goes with the scheduling policy and with host memory."""
@@ -37,7 +39,8 @@ class SchedulerConfig:
 
 def config_of_engine(options: EngineOptions, model: str) -> SchedulerConfig:
     """The settings of the scheduler of one of Weft's engines, which serves a model by this name."""
-    return SchedulerConfig(options.policy, one_client=True, model=model, kv_policy=options.kv_policy)
+    journal = str(Path(options.journal).absolute()) if options.journal is not None else ""
+    return SchedulerConfig(options.policy, one_client=True, model=model, kv_policy=options.kv_policy, journal=journal)
 
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
@@ -69,15 +72,16 @@ def decode_config(additional_config: object) -> SchedulerConfig:
     for name in _FLAGS:
         if not isinstance(config.get(name, False), bool):
             raise PolicyError(f'"{name}" {_WHERE} must be true or false, not {config[name]!r:.80}.')
-    model = config.get("model", "")
-    if not isinstance(model, str):
-        raise PolicyError(f'"model" {_WHERE} must be a name, not {model!r:.80}.')
+    for name in ("model", "journal"):
+        if not isinstance(config.get(name, ""), str):
+            raise PolicyError(f'"{name}" {_WHERE} must be a name, not {config[name]!r:.80}.')
     one_client = config.get("one_client", False)
     return SchedulerConfig(
         policy=_policy(config.get("policy", {})),
         one_client=one_client,
         trust_clients=one_client or config.get("trust_clients", False),
-        model=model,
+        model=config.get("model", ""),
+        journal=config.get("journal", ""),
         kv_policy=as_kv_config(config.get("kv_policy")),
     )
 

@@ -54,15 +54,21 @@ class Life:
         seed: Of all that is random.
         faults: What goes wrong; None: what the seed says.
         trace: Gets each event as a line.
+        journal: A folder for the journals of the schedulers.
 
     Attributes:
         problems: What is wrong, a sentence for each fault.
     """
 
     def __init__(
-        self, seed: int, faults: Sequence[Fault] | None = None, trace: Callable[[str], object] | None = None
+        self,
+        seed: int,
+        faults: Sequence[Fault] | None = None,
+        trace: Callable[[str], object] | None = None,
+        journal: Path | None = None,
     ) -> None:
         self.seed = seed
+        self.journal = journal
         # How clients make their calls: to the engine, or to a server, over HTTP or through `weft.connect`.
         self.door = ("engine", "engine", "engine", "connect", "http")[seed % 5]
         self.server: Server | None = None
@@ -159,6 +165,7 @@ class Life:
                 hang_timeout_s=8.0,
                 clock=lambda: world.now_s,
                 record=self.trace_file,
+                journal=self.journal,
                 history=self.earlier.path if self.earlier is not None else None,
                 max_num_seqs=rng.choice([1, 2, 3]),
                 max_num_batched_tokens=64,

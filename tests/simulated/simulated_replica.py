@@ -27,6 +27,7 @@ from weft.engine.kv_cache.shared import KEY_BYTES, VARIABLE
 from weft.engine.processes.launch import Launch, start_cancelled
 from weft.engine.replicas.launcher import LocalLauncher
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.scheduler.journal import JournaledScheduler
 from weft.engine.vllm.accounting import AccountingLLM
 from weft.engine.vllm_compat.names import (
     AsyncMPClient,
@@ -114,7 +115,8 @@ class EngineProcess:
         self.outputs: Channel
         self.on_death: Callable[[], object]
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
-        self.scheduler: Any = WeftScheduler(
+        kind = JournaledScheduler if "journal" in config.additional_config["weft"] else WeftScheduler
+        self.scheduler: Any = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)]),
             structured_output_manager=StructuredOutputManager(config),

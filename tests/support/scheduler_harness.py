@@ -27,6 +27,7 @@ from weft.engine.kv_cache.connector import WorkerReport, transfer_config
 from weft.engine.kv_cache.shared import VARIABLE, Part
 from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.scheduler.journal import JournaledScheduler
 from weft.engine.vllm_compat.names import (
     KVConnectorOutput,
     LoRARequest,
@@ -62,7 +63,9 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
 
 def _settings(weft: dict[str, Any]) -> dict[str, Any]:
     """A policy's name and parameters, and the scheduler's other settings, as `additional_config` has them."""
-    others = {name: weft[name] for name in ("one_client", "trust_clients", "model", "kv_policy") if name in weft}
+    others = {
+        name: weft[name] for name in ("one_client", "trust_clients", "model", "kv_policy", "journal") if name in weft
+    }
     return {"policy": {name: value for name, value in weft.items() if name not in others}, **others}
 
 
@@ -307,7 +310,7 @@ class SchedulerHarness:
         self.clock = FakeClock(start_s)
         with mock.patch.dict(os.environ, {} if shared is None else {VARIABLE: shared}):
             scheduler = make_scheduler(
-                WeftScheduler,
+                JournaledScheduler if "journal" in weft else WeftScheduler,
                 folder,
                 blocks=blocks,
                 block_tokens=BLOCK_TOKENS,

@@ -16,7 +16,7 @@ from weft.commands.bench import bench
 from weft.commands.demo import demo, model_app
 from weft.commands.doctor import doctor
 from weft.commands.graph import graph
-from weft.commands.record import record
+from weft.commands.record import record, replay
 from weft.commands.serve import CONTEXT, serve
 from weft.commands.shared import HELP_NAMES, Command, CommandGroup
 from weft.commands.simulate.advise import advise
@@ -54,7 +54,7 @@ def _options(
     pass
 
 
-for _command in (demo, graph, sim, advise, profile, bench, record, doctor):  # in the order of `weft --help`
+for _command in (demo, graph, sim, advise, profile, bench, record, replay, doctor):  # in the order of `weft --help`
     app.command(cls=Command)(_command)
 app.command(cls=Command, context_settings=CONTEXT, options_metavar="[MODEL] [OPTIONS] [OPTIONS OF vllm serve]")(serve)
 app.command(cls=Command)(top)

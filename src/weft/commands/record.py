@@ -1,4 +1,4 @@
-"""`weft record`: run a command, and record the programs that its engines run as a trace."""
+"""`weft record`: run a command and record the programs of its engines. `weft replay`: play journals again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from weft.core.errors import WeftError
 from weft.core.trace.recorder import VARIABLE, prepare
@@ -30,6 +31,18 @@ def record(
     else:
         typer.echo("recorded no program: none got a token from a weft.Engine that this command started", err=True)
     raise typer.Exit(code)
+
+
+def replay(
+    journal: Annotated[list[Path], typer.Argument(help="A journal, or several, of `weft serve --journal`.")],
+) -> None:
+    """Play journals of schedulers again, without a model, and compare what is decided with what was decided then."""
+    with Console(stderr=True).status("starting vLLM's scheduler, which takes some seconds"):
+        from weft.testing.replay import replay as play
+    for path in journal:
+        found = play(path)
+        counts = f"{found.steps} steps, {found.calls} calls, {found.preemptions} preemptions"
+        typer.echo(f"{path}: {counts}, decided as then; it ends there: {found.ends}")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

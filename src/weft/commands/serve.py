@@ -72,6 +72,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         float, setting(EngineOptions, "hang_timeout_s", "It is started again. 0 means never.", min=0)
     ] = DEFAULT_HANG_TIMEOUT_S,
     history: Annotated[Path | None, setting(EngineOptions, "history")] = None,
+    journal: Annotated[Path | None, setting(EngineOptions, "journal")] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,
@@ -116,6 +117,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         kv_policy=kv_policy,
         swap=swap if script is None else None,
         history=history,
+        journal=journal,
         balancer=balancer,
         backend=script or backend,
         devices=devices,
