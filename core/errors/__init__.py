@@ -62,7 +62,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from weft.core.errors.install import pip_install
 
@@ -350,14 +350,19 @@ class ReplicaLostError(CallError):
     Args:
         replica: the name of the last replica.
         delivered_tokens: output tokens that the caller had received.
-        attempts: how many replicas have tried the call, at least 1.
+        attempts: how many replicas have tried the call, at least 1. After `MOST_ATTEMPTS` the call may be why they died.
     """
+
+    MOST_ATTEMPTS: Final = 3
 
     def __init__(self, replica: str, delivered_tokens: int, attempts: int) -> None:
         earlier = f" The replicas of {attempts - 1} earlier attempts died, too." if attempts > 1 else ""
+        remedy = "Drop the delivered tokens and send the call again."
+        if attempts >= self.MOST_ATTEMPTS:
+            remedy = "The call may be the cause: see why they died before you send it again."
         super().__init__(
             f"replica {replica} died during this call, after {delivered_tokens} tokens of its answer were "
-            f"delivered.{earlier} Drop the delivered tokens and send the call again."
+            f"delivered.{earlier} {remedy}"
         )
         self.replica = replica
         self.delivered_tokens = delivered_tokens

@@ -53,7 +53,7 @@ _ANTHROPIC_KINDS: Final = {
 _MOST_CHARACTERS: Final = 1000
 # vLLM's messages about a prompt that does not fit. The last one is about a prompt that leaves no room for an answer.
 _TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "max_tokens must be at least 1, got 0")
-_MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
+_MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, NoReplicaError)
 
 
 def _status_and_code(error: WeftError) -> tuple[int, str]:
@@ -98,7 +98,10 @@ def error_status(error: WeftError) -> int:
 
 def error_headers(error: WeftError) -> dict[str, str]:
     """Return headers that say whether a retry may succeed, and after how long."""
-    headers = {"x-should-retry": str(isinstance(error, _MAY_SUCCEED_LATER)).lower()}  # else the SDK retries every 5xx
+    may_succeed = isinstance(error, _MAY_SUCCEED_LATER)
+    if isinstance(error, ReplicaLostError):
+        may_succeed = error.attempts < error.MOST_ATTEMPTS
+    headers = {"x-should-retry": str(may_succeed).lower()}  # otherwise OpenAI's SDK retries every 5xx
     if isinstance(error, OverloadedError):
         headers["retry-after-ms"] = f"{error.retry_after_s * 1e3:.0f}"  # read by OpenAI's SDK
         headers["retry-after"] = str(math.ceil(error.retry_after_s))

@@ -26,8 +26,6 @@ from weft.engine.vllm_compat.names import (
 from weft.engine.wire.call_header import decode_key, sent_later, wire_id
 from weft.engine.wire.control import SpillProgram, encode_control
 
-# A call that kills every engine it runs on must not go through all of them for ever.
-MAX_ATTEMPTS: Final = 3
 _AT_ONCE_S: Final = 0.001  # a shorter wait is none
 _ASK_EVERY_S: Final = 0.005
 
@@ -70,7 +68,7 @@ class Router:
         that its replica has given back, because it had not begun there, runs on the replica that takes it.
 
         Raises:
-            ReplicaLostError: A part was delivered, or the call has been tried `MAX_ATTEMPTS` times.
+            ReplicaLostError: A part was delivered, or the call has been tried `ReplicaLostError.MOST_ATTEMPTS` times.
             NoReplicaError: No replica became ready.
         """
         session_id = kwargs.get("session_id")
@@ -112,7 +110,7 @@ class Router:
                     thief = moved.engine_id if self._queue.replicas.move(moved.engine_id) else None
                 except ReplicaGoneError:
                     self._on_death(engine_id)
-                    if has_delivered or len(tried) == MAX_ATTEMPTS:
+                    if has_delivered or len(tried) == ReplicaLostError.MOST_ATTEMPTS:
                         raise ReplicaLostError(engine_id, delivered_tokens.total, len(tried)) from None
                 finally:
                     self._queue.leave(engine_id)

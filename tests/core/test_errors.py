@@ -74,8 +74,8 @@ MESSAGES = [
     (errors.ReplicaLostError("engine-0/1", 7, 1), "engine-0/1 died during this call, after 7", "send the call again"),
     (
         errors.ReplicaLostError("engine-0/1", 0, 3),
-        "The replicas of 2 earlier attempts died, too",
-        "send the call again",
+        "The replicas of 2 earlier attempts died, too. The call may be the cause",
+        "before you send it again",
     ),
     (errors.NoReplicaError("a", 60, "exit code 1"), "ready within 60 s (the last one: exit code 1)", "engine.health()"),
     (errors.NoReplicaError("a", 60, None), "ready within 60 s. engine", "send the call again"),

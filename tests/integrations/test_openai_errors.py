@@ -272,3 +272,9 @@ async def test_statuses(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, co
     assert client.max_retries == 0
     assert error_response(error).json() == error_body(error)
     assert ("retry-after" in error_response(error).headers) == isinstance(error, OverloadedError)
+
+
+def test_a_call_that_ends_each_replica_is_not_sent_again() -> None:
+    """OpenAI's SDK sends a call again whose replica died, but not one that ended each replica on which it was tried."""
+    answers = [error_response(ReplicaLostError("replica-1", 0, attempts)) for attempts in (1, 2, 3)]
+    assert [each.headers["x-should-retry"] for each in answers] == ["true", "true", "false"]

@@ -152,9 +152,7 @@ def _unnoticed(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tireless(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every replica dies soon after it has become ready, and calls are moved without end."""
-    from weft.engine.replicas import router
-
-    monkeypatch.setattr(router, "MAX_ATTEMPTS", 100)
+    monkeypatch.setattr(ReplicaLostError, "MOST_ATTEMPTS", 100)
 
     async def kill_all() -> None:
         while True:
