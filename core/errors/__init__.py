@@ -350,7 +350,7 @@ class ReplicaLostError(CallError):
     Args:
         replica: the name of the last replica.
         delivered_tokens: output tokens that the caller had received.
-        attempts: how many replicas have tried the call, at least 1. After `MOST_ATTEMPTS` the call may be why they died.
+        attempts: how many replicas have tried the call, at least 1. After `MOST_ATTEMPTS`, the call may be the cause.
     """
 
     MOST_ATTEMPTS: Final = 3
