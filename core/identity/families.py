@@ -40,10 +40,6 @@ class Families:
         """The identity of a request as a thread of the program whose session began its family.
 
         A session that names no parent, and never has, is a program. That a thread ends does not end the program.
-
-        Args:
-            identity: The identity that the request names.
-            scope: The scope of its API key.
         """
         own = identity.program_id
         parent = identity.starter_id
@@ -61,12 +57,7 @@ class Families:
 
     def named(self, identity: Identity, body: Mapping[str, Any], scope: str) -> Identity:
         """The identity of a thread's request with the kind of its agent, which the call that handed it its task names.
-
-        Args:
-            identity: What the request says.
-            body: Its JSON object. It is read if it is the thread's first request.
-            scope: Of its API key.
-        """
+        The body is read if it is the thread's first request."""
         program_id, thread_id = identity.program_id, identity.thread_id
         if thread_id is None or identity.label is not None:
             return identity

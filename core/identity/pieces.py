@@ -130,7 +130,7 @@ class Index(Generic[R]):
     """Finds what was put under pieces. Pieces that were put for several things find none of them."""
 
     def __init__(self) -> None:
-        self._found: dict[int, R | _Several] = {}
+        self._found: dict[int, R | int] = {}  # a thing, or how many there are
 
     def __contains__(self, key: int) -> bool:
         return key in self._found
@@ -139,26 +139,21 @@ class Index(Generic[R]):
         """Put a thing under keys; `drop` follows with the same keys."""
         for key in keys:
             known = self._found.get(key)
-            if known is None:
-                self._found[key] = thing
-            elif isinstance(known, _Several):
-                known.count += 1
-            else:
-                self._found[key] = _Several()
+            self._found[key] = thing if known is None else known + 1 if isinstance(known, int) else 2
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget a thing that was put under keys."""
         for key in keys:
             known = self._found.get(key)
-            if isinstance(known, _Several) and known.count > 1:
-                known.count -= 1  # what is left of two is not taken for the only one
+            if isinstance(known, int) and known > 1:
+                self._found[key] = known - 1  # what is left of two is not taken for the only one
             else:
                 self._found.pop(key, None)
 
     def get(self, key: int) -> R | None:
         """Return what was put under a key, or None if that is nothing or several things."""
         known = self._found.get(key)
-        return None if isinstance(known, _Several) else known
+        return None if isinstance(known, int) else known
 
 
 class Groups(Generic[R]):
@@ -172,8 +167,7 @@ class Groups(Generic[R]):
         for key in keys:
             group = self._found.setdefault(key, [])
             group.append(thing)
-            if len(group) > _MOST_OF_A_GROUP:
-                del group[0]
+            del group[:-_MOST_OF_A_GROUP]
 
     def drop(self, keys: Iterable[int], thing: R) -> None:
         """Forget a thing."""
@@ -187,13 +181,6 @@ class Groups(Generic[R]):
     def all(self, keys: Iterable[int]) -> list[R]:
         """The things under any of the keys, each once."""
         return list({id(thing): thing for key in keys for thing in self._found.get(key, ())}.values())
-
-
-class _Several:
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 2
 
 
 def keys_of(scope: str, values: Values) -> list[int]:

@@ -40,12 +40,7 @@ class Readings:
         """The conversation in a request of any of the three APIs.
 
         It is empty if there is none, as in a plain completion, or if it has more than `MOST_ITEMS`, which take too long
-        to compare.
-
-        Args:
-            body: The request's JSON object.
-            scope: The scope of the request's API key.
-            start: The digest that those of the conversation begin with.
+        to compare. Its digests begin with `start`.
         """
         before = items_before(body)
         messages = body.get("messages", body.get("input"))

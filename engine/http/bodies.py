@@ -33,6 +33,7 @@ _OPEN: Final = re.compile(
     rb"(?:[\xc0-\xff][\x80-\xbf]{0,2}|(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z"
 )
 _MOST_LEVELS: Final = 1000  # of lists and objects, as in Python's own reader
+_MOST_CONTAINERS: Final = 50_000  # lists and objects of a large body: Python's collector looks at all of them at once
 _CHANGES: Final = np.zeros(256, np.int8)  # of the level
 _CHANGES[list(b"[{")], _CHANGES[list(b"]}")] = 1, -1
 _CLOSING: Final = bytes.maketrans(b"[{", b"]}")
@@ -125,7 +126,7 @@ def read_json(body: bytes | bytearray, changed: tuple[str, ...] = ()) -> Any:
 
     Raises:
         InvalidRequestError: It is not in UTF-8, or has half of a surrogate pair. Python takes both, and nothing behind
-            this place could send them on.
+            this place could send them on. Or it is large and has too many lists and objects.
         ValueError, RecursionError: It has no JSON.
     """
     encoding = json.detect_encoding(body)
@@ -141,6 +142,16 @@ def read_json(body: bytes | bytearray, changed: tuple[str, ...] = ()) -> Any:
     return json.loads(body) if read is None or is_changed else read
 
 
+def release(held: list[Any]) -> None:
+    """Free the JSON values in a list one after the other. Python frees one with all that is in it at once."""
+    for each in held:
+        inside = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        held.extend(value for value in inside if isinstance(value, dict | list))
+    held.reverse()  # what is in others, after them
+    while held:
+        held.pop()
+
+
 class _Piece(NamedTuple):
     text: bytes
     shared: int  # so many of the containers that were open at its beginning are still open at its end
@@ -152,7 +163,7 @@ def _pieces(body: bytes | bytearray, wrong: list[str]) -> Iterator[_Piece]:
     so that it is cut in the same places wherever it stands. What is no Unicode goes into `wrong`."""
     parts: list[bytes | bytearray] = []
     inside: list[bytes | bytearray] = []  # steps of a text, without its beginning and its end
-    place, is_inside, shared, opened = 0, False, 1, b"["
+    place, is_inside, shared, opened, containers = 0, False, 1, b"[", 0
     while place < len(body):
         step = body[place : place + _STEP_BYTES]
         plain = step.replace(rb"\\", b"__")
@@ -174,6 +185,7 @@ def _pieces(body: bytes | bytearray, wrong: list[str]) -> Iterator[_Piece]:
                 commas = commas[commas >= min(len(step) // 2, commas[0])]
                 step, comma, is_inside = step[: commas[depths[commas].argmin()]], 1, False
             changes, depths = changes[: len(step)], depths[: len(step)]
+            containers += int(np.count_nonzero(changes > 0))
             least = np.minimum.accumulate(depths[::-1])[::-1]  # from there to the end
             low = len(opened) + min([0, *least[:1].tolist()])
             shared = min(shared, low)
@@ -182,6 +194,10 @@ def _pieces(body: bytes | bytearray, wrong: list[str]) -> Iterator[_Piece]:
                 raise ValueError("a bracket or a comma is outside of all containers")
             if len(opened) > _MOST_LEVELS:
                 raise RecursionError
+            if containers > _MOST_CONTAINERS:
+                raise InvalidRequestError(
+                    f"the request has more than {_MOST_CONTAINERS} lists and objects. Send fewer."
+                )
             if middle := inside[_KEPT:-_KEPT]:
                 digest = hashlib.blake2b(digest_size=16)
                 for each in middle:

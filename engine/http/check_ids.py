@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError, OverloadedError
 from weft.core.log import get_logger
-from weft.engine.http.bodies import LARGE_BYTES, Arrivals, read_json
+from weft.engine.http.bodies import LARGE_BYTES, Arrivals, read_json, release
 from weft.engine.http.http_errors import error_headers, error_status
 from weft.engine.http.identity import (
     CHANGED,
@@ -277,11 +277,13 @@ class Exchange:
 
     async def _check(self, body: bytearray) -> bytes | bytearray | Refusal:
         """The body with ids in their scope, and otherwise unchanged."""
+        held: list[Any] = []
         try:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
                 await self._check_form(body)
             is_large = len(body) > LARGE_BYTES
             request = await asyncio.to_thread(read_json, body, CHANGED) if is_large else read_json(body, CHANGED)
+            held = [request] if is_large else []
             if isinstance(request, dict):
                 for priority in (request.get("priority"), self._header(_PRIORITY).decode("latin-1")):
                     refuse_priority(priority)
@@ -304,6 +306,10 @@ class Exchange:
             )
         except ValueError:
             pass  # the server refuses broken JSON itself, and other routes take other bodies
+        finally:
+            request = None
+            if held:
+                await asyncio.to_thread(release, held)
         return body
 
     def _refuse_figures(self, request: dict[str, Any]) -> None:

@@ -118,15 +118,19 @@ async def test_a_request_that_is_cancelled_lets_others_in_when_its_thread_ends()
 async def test_only_a_large_body_is_parsed_on_another_thread(
     size: int, is_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what the application reads is what was sent, with the ids in their scope behind it."""
+    """What was read is freed on one as well. What the application reads is what was sent, with the ids in their scope
+    behind it."""
     threads: list[bool] = []
-    read = check_ids.read_json
 
-    def watched(body: bytes, changed: tuple[str, ...]) -> Any:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return read(body, changed)
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return work(*arguments)
 
-    monkeypatch.setattr(check_ids, "read_json", watched)
+        return watched
+
+    for name in ("read_json", "release"):
+        monkeypatch.setattr(check_ids, name, noting(getattr(check_ids, name)))
     sent = {"session_id": "s", **conversation("x" * size)}
     found: list[bytes] = []
 
@@ -140,7 +144,7 @@ async def test_only_a_large_body_is_parsed_on_another_thread(
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
     await check_ids.CheckIds(app)(scope, receive, send)
-    assert threads == [is_own]
+    assert threads == ([True] if is_own else [False, False])
     read_again = json.loads(found[0])
     assert read_again["messages"] == sent["messages"]
     assert read_again["session_id"].endswith("/s")
@@ -240,6 +244,28 @@ def test_no_large_body_is_read_in_one_piece(kind: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(bodies.json, "loads", noted)
     assert read_json(body) == sent
     assert max(sizes) < 256 << 10 < len(body)
+
+
+def test_what_was_read_is_freed_piece_by_piece() -> None:
+    """The server does nothing else while Python frees an object with all that is in it."""
+    held: list[Any] = []
+    left: list[int] = []
+
+    class Noted(dict[str, Any]):
+        def __del__(self) -> None:
+            left.append(len(held))
+
+    held.append(Noted(a=[Noted(b=Noted()), {"c": Noted()}]))
+    bodies.release(held)
+    assert left == [5, 3, 1, 0]  # the list and the plain object are between them
+
+
+def test_a_large_body_with_too_many_objects_is_refused() -> None:
+    """Python's collector looks at all of them at once. Brackets in texts are none."""
+    some = [["x" * 20] for _ in range(49_000)]
+    assert read_json(json.dumps([some, "[{" * 60_000]).encode()) is not None
+    with pytest.raises(InvalidRequestError, match="more than 50000 lists and objects"):
+        read_json(json.dumps([some, [{}] * 1_000]).encode())
 
 
 def test_a_body_with_too_many_levels_is_refused_as_by_python() -> None:
