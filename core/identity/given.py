@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final, NamedTuple
 
-from weft.core.identity.conversations import arguments_of, values_in, without_system
+from weft.core.identity.conversations import arguments_of, is_answer, values_in, without_system
 from weft.core.identity.items import Digest, Item
 from weft.core.identity.pieces import PIECE, folded, span_of
 from weft.core.identity.recent import Recent
@@ -27,7 +28,7 @@ _KEYS_A_SIZE: Final = 32
 _SEPARATOR: Final = b"\0"
 _MOST_TURNS: Final = 256  # of a scope
 _MOST_GIVERS: Final = 10_000  # of short answers
-_TURN_BYTES: Final = 4 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
+_TURN_BYTES: Final = 8 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
 _CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
 _END_BYTES: Final = 40  # folded, of a question that a client has changed at its beginning
 _SHORTEST_BYTES: Final = 4  # folded, of an answer
@@ -149,12 +150,8 @@ class GivenAnswer:
         return found if not any(each.is_example for each in found.values()) else {}
 
     def bytes_in(self, text: bytes, found: Collection[int]) -> tuple[int, int]:
-        """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has.
-
-        Args:
-            text: The other text.
-            found: The keys of the other text's pieces that only one answer has.
-        """
+        """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has: those
+        whose keys were found to be of one answer only."""
         total, pieces, end, piece_end = 0, 0, 0, 0
         for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
             at = text.find(self.text[place : place + PIECE]) if key in found else -1
@@ -285,22 +282,18 @@ class Turns:
     the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
     it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
     that a program had, and behind it what its model has just said. So is a short answer alone, if only one program's
-    model ever gave it, and not in words of its prompt: without the question, which would make it an example.
+    model ever gave it, and not in words of its prompt: without the question, which would make it an example. A request
+    where it stands in an answer that nobody gave needs a line of the task too, because many answers end alike.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_open: Callable[[ProgramId], bool]) -> None:
+        self._is_open = is_open
         self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
         self._givers: Recent[ProgramId] = Recent(_MOST_GIVERS)  # of short answers
 
     def asked(self, scope: str, program_id: ProgramId, items: list[Item], told: bytes) -> None:
-        """Note what a program tells its model.
-
-        Args:
-            scope: The scope of the API key.
-            program_id: The program.
-            items: All that it tells.
-            told: What it had not told before, folded, without the system prompt.
-        """
+        """Note what a program tells its model: all items, and what it had not told before, folded, without the system
+        prompt."""
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known = turns.pop(program_id, None)
         is_long = len(told) > _TURN_BYTES  # and so is all that it tells
@@ -324,40 +317,43 @@ class Turns:
                 self._givers.put(scope, text, program_id if is_only and is_new else SEVERAL)
 
     def find(
-        self, scope: str, items: list[Item], system: bytes, is_open: Callable[[ProgramId], bool]
+        self, scope: str, items: list[Item], system: bytes, given: Mapping[Item, Mapping[ProgramId, Question | None]]
     ) -> ProgramId | None:
-        """The only open program whose task and latest answer a request has.
+        """The only open program whose task a request has with its latest answer, or with answers that it was given.
 
-        Args:
-            scope: The scope of the API key.
-            items: The items of the request, without an answer.
-            system: The request's system prompt, folded.
-            is_open: Whether a program has not ended.
+        The request's system prompt is folded. `given` has the owners of those answers that models gave.
         """
         texts = [folded_texts([item]).lower() for item in without_system(items)]
-        if not texts or len(texts[0]) < SHORT_BYTES:
+        if not texts:
             return None
-        around = system.lower()
-        found = {
-            program_id
-            for program_id, turn in self._of_scope.get(scope, OrderedDict()).items()
-            if _goes_on(turn, texts, around, self._givers.get(scope, turn.answer) == program_id) and is_open(program_id)
-        }
+        text, around = _SEPARATOR.join(texts), system.lower()
+        first = [item for item in takewhile(is_answer, without_system(items)) if item in given]
+        told = [*first, *(item for item in items if not is_answer(item))]
+        is_told, plain = len(told) == len(items), folded_texts(without_system(told)).lower()
+        lines = (line for item in without_system(told) for each in texts_of(item) for line in each.splitlines())
+        tasks = [line.lower() for line in map(folded, lines) if len(line) >= SHORT_BYTES] if not is_told else []
+        is_own = any(len(had) == 1 and len(folded_texts([item])) >= SHORT_BYTES for item, had in given.items())
+        found = set()
+        for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
+            around_answer = text if any(line in turn.question for line in tasks) else plain
+            is_said = self._givers.get(scope, turn.answer) == program_id and turn.answer in around_answer
+            is_said = is_said and not _is_asked(turn.told, text)
+            is_asked = len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
+            if is_said or (is_own and is_asked) or (is_told and _goes_on(turn, texts, text, around)):
+                had = [each.get(program_id) for each in given.values()]
+                if self._is_open(program_id) and not any(each is None or each.is_example for each in had):
+                    found.add(program_id)
         return found.pop() if len(found) == 1 else None
 
 
-def _goes_on(turn: _Turn, texts: list[bytes], system: bytes, is_only: bool) -> bool:
-    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by; or
-    the answer without its question, if it is the only one of its kind."""
-    text = _SEPARATOR.join(texts)
-    if is_only and turn.answer in text and not _is_asked(turn.told, text):
-        return True
+def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> bool:
+    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
     task = turn.question + _SEPARATOR
     if len(task) > SHORT_BYTES and text.startswith(task):
         behind = text[len(task) :]
         is_said = len(turn.answer) >= SHORT_BYTES // 2 and turn.answer in behind
         return is_said or any(word in behind or word in system for word in turn.words if word not in task)
-    is_template = len(text) < len(turn.told) and all(each in turn.told for each in texts)
+    is_template = SHORT_BYTES <= len(text) < len(turn.told) and all(each in turn.told for each in texts)
     return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
 
 

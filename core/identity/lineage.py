@@ -144,10 +144,8 @@ class Lineage:
         self._states: Recent[State] = Recent(most_states, State.size)
         self._given: Recent[dict[bytes, ProgramId]] = Recent(most_states)  # how the answers to a prompt begin
         self._calls: Recent[_Given] = Recent(most_states)  # of tools, by their ids
-        self._answers: Recent[GivenAnswer] = Recent(
-            most_states, GivenAnswer.size, lambda each: self._written.drop(each.keys)
-        )
         self._written: Index[GivenAnswer] = Index()
+        self._answers = Recent(most_states, GivenAnswer.size, lambda each: self._written.drop(each.keys))
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
         self._handed: Recent[_Task] = Recent(most_states)  # texts of calls that have not returned
@@ -157,7 +155,7 @@ class Lineage:
         self._named: Recent[ProgramId] = Recent(most_states)  # by traces and responses
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
         self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have no answer
-        self._turns = Turns()
+        self._turns = Turns(is_open)
         self._ids = IdSource()
 
     def __len__(self) -> int:
@@ -185,7 +183,9 @@ class Lineage:
             others = [item for item in said.items if not is_answer(item)]
             searched = self._new(asked, others) if found.is_mixed else told
             task = self._task(asked, searched.items)
-            found = _Found(Source.LINEAGE, task.program_id if task else self._by_text(asked, searched))
+            found = _Found(
+                Source.LINEAGE, task.program_id if task else self._by_text(asked, searched, is_mixed=found.is_mixed)
+            )
         source, program_id = found.source, found.program_id
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
@@ -418,7 +418,7 @@ class Lineage:
         self._agents.grow(asked.scope, len(agents) - max(1, count))
         return number, kind
 
-    def _by_text(self, asked: _Asked, told: _Told) -> ProgramId | None:
+    def _by_text(self, asked: _Asked, told: _Told, *, is_mixed: bool) -> ProgramId | None:
         """The program whose model wrote a text of a request."""
         keys = set(told.keys)
         prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
@@ -440,9 +440,11 @@ class Lineage:
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
-        if found_by or asked.said.answers or not told.is_whole:
+        said = {each: _answer_key(asked.start, each) for each in asked.said.items[-_MOST_RETURNED:] if is_answer(each)}
+        given = {item: had.owners for item, key in said.items() if (had := self._answers.get(asked.scope, key))}
+        if found_by or not told.is_whole or (given and is_mixed):
             return next(iter(found_by)) if len(found_by) == 1 else None
-        return self._turns.find(asked.scope, asked.said.items, asked.system.text, self._is_open)
+        return self._turns.find(asked.scope, asked.said.items, asked.system.text, given)
 
     def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
         """Note what a program tells its model."""
@@ -556,9 +558,8 @@ class Lineage:
             answer = GivenAnswer(placed.start, folded(text)[:KEPT_BYTES])
             self._answers.put(scope, key, answer)
         size = answer.size()
-        is_known = (
-            program_id in answer.owners or self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
-        )
+        unknown = self._unknown.get(scope, digest_of(b"unknown", program_id))
+        is_known = program_id in answer.owners or unknown is not None
         answer.add(program_id, question)
         if not is_known and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)

@@ -547,6 +547,29 @@ def reported(request: Mapping[str, Any]) -> AnyReply:
     return reporter(request) if "reporter" in systems(request) else "It is warm in Rome, say the papers."
 
 
+def guided(request: Mapping[str, Any]) -> AnyReply:
+    """A guide, and another agent that sums up what was said."""
+    if "Sum up" in systems(request):
+        return "The user asks about Rome, where it is warm."
+    return "There is a breeze from the sea." if "wind" in last(request) else "It is warm there."
+
+
+def judged(request: Mapping[str, Any]) -> AnyReply:
+    """A writer's short drafts, and what a judge or teacher says of them, which is the same each time."""
+    if "judge" in systems(request) or "teacher" in systems(request):
+        return "Too short."
+    drafts = [message for message in request["messages"] if message["role"] == "assistant"]
+    return (
+        f"Draft {len(drafts) + 1} says this of ships and eels." if not drafts else f"It ends so: {text_of(drafts[-1])}"
+    )
+
+
+def architected(request: Mapping[str, Any]) -> AnyReply:
+    """Aider's architect, and its editor, who gets what the architect said between canned exchanges."""
+    is_editor = "SEARCH/REPLACE" in systems(request)
+    return "It is done." if is_editor else "Add a line on gulls to notes.txt."
+
+
 BY_HEADER: Final[dict[str, Any]] = {"identified_by": "weft-program-id"}
 # As the clients call themselves; the other ones use OpenAI's SDK as it is.
 NAMES: Final = {
@@ -626,6 +649,7 @@ _CASES: Final[list[Case]] = [
     framework(LANGGRAPH, "swarm", desk("transfer_to_reporter", {}), "a b0 b1"),
     framework(LANGGRAPH, "deepagents", deep, "a b0 a1"),
     framework(LANGGRAPH, "resume", reporter, "a a0 a1"),
+    framework(LANGGRAPH, "reflection", judged, "a b0 a1 b2 a3"),
     left(LANGGRAPH),
     framework(DSPY, "one run", react, "a a0 b1"),
     framework(DSPY, "two at once", react, "a a0 b1", "a a0 b1"),
@@ -641,11 +665,13 @@ _CASES: Final[list[Case]] = [
     framework(PYDANTIC_AI, "one run", ASK, "a b0 b1 a2"),
     framework(PYDANTIC_AI, "two at once", ASK, "a b0 b1 a2", "a b0 b1 a2"),
     framework(PYDANTIC_AI, "resume", ASK, "a b0 b1 a2 a3"),
+    framework(PYDANTIC_AI, "summary", guided, "a a0 b1 a2"),
     framework(PYDANTIC_AI, "abort", long_answer, "a", ends=("cancelled",)),
     framework(OPENAI_AGENTS, "one run", ASK_INPUT, "a b0 b1 a2"),
     framework(OPENAI_AGENTS, "two at once", ASK_INPUT, "a b0 b1 a2", "a b0 b1 a2"),
     framework(OPENAI_AGENTS, "responses", ASK_INPUT, "a b0 b1 a2", api="responses"),
     framework(OPENAI_AGENTS, "handoff", desk("transfer_to_reporter", {}), "a b0 b1"),
+    framework(OPENAI_AGENTS, "judge", judged, "a b0 a1 b2"),
     framework(OPENAI_AGENTS, "resume", ASK_INPUT, "a b0 b1 a2 a3"),
     framework(OPENAI_AGENTS, "abort", long_answer, "a", ends=("cancelled",)),
     framework(LLAMA_INDEX, "one run", reporter, "a a0"),
@@ -676,6 +702,7 @@ _CASES: Final[list[Case]] = [
         command=lambda _url, _folder: twice([AIDER.program, str(APPS / "aider_app.py"), "two at once"]),
     ),
     framework(AIDER, "resume", noted, "a a0 a1"),
+    framework(AIDER, "architect", architected, "a b0"),
     left(AIDER),
     framework(ADK, "agent tool", chief("reporter", {"request": WHAT}), "a b0 b1 a2"),
     framework(ADK, "two at once", chief("reporter", {"request": WHAT}), "a b0 b1 a2", "a b0 b1 a2"),
@@ -713,7 +740,4 @@ LACKS: Final = {
 }
 
 # Why the server does not see a case as it is.
-WRONG: Final = {
-    ("agent-framework", "concurrent"): "the two agents share only the user's words",
-    ("smolagents", "planning"): "a short plan stands inside a template in place of an answer",
-}
+WRONG: Final = {("agent-framework", "concurrent"): "the two agents share only the user's words"}

@@ -12,10 +12,10 @@ from aider.models import Model
 Path("notes.txt").write_text("The keeper counts the ships.\n")
 
 
-def chat(*turns: str, goes_on: bool = False) -> None:
+def chat(*turns: str, goes_on: bool = False, edit_format: str = "diff") -> None:
     coder = Coder.create(
-        main_model=Model("openai/scripted"),
-        edit_format="diff",
+        main_model=Model("openai/scripted", editor_model="openai/scripted"),
+        edit_format=edit_format,
         io=InputOutput(yes=True, pretty=False, fancy_input=False, chat_history_file="history.md"),
         fnames=["notes.txt"],
         use_git=False,
@@ -29,6 +29,8 @@ def chat(*turns: str, goes_on: bool = False) -> None:
 if sys.argv[1] == "resume":
     chat("What is in the notes?", "And who counts them?")
     chat("Thank you.", goes_on=True)
+elif sys.argv[1] == "architect":  # another agent edits what the first one has said
+    chat("Let the keeper count the gulls, too.", edit_format="architect")
 elif sys.argv[1] == "abort":  # of more turns, the next one would follow
     chat("Talk.")
 else:

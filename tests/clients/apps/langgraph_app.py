@@ -1,4 +1,4 @@
-"""LangGraph: map and reduce with Send, a supervisor, a swarm, and Deep Agents."""
+"""LangGraph: map and reduce with Send, a supervisor, a swarm, reflection, and Deep Agents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 import sys
 from typing import Annotated, Any, TypedDict
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
@@ -47,6 +47,16 @@ async def send(question: str) -> None:
     graph.add_edge("write", "join")
     graph.add_edge("join", END)
     await graph.compile().ainvoke({"topics": [], "sections": [], "report": ""})
+
+
+async def reflection(question: str) -> None:
+    """A writer and a teacher, the first of whom gets its latest draft alone, with what the other one said of it."""
+    write, teach = SystemMessage("You write essays."), SystemMessage("You are a strict teacher.")
+    task = HumanMessage(f"Write an essay. {question}")
+    draft = await MODEL.ainvoke([write, task])
+    for _ in range(2):
+        grade = await MODEL.ainvoke([teach, HumanMessage(f"Grade this essay:\n\n{draft.content}")])
+        draft = await MODEL.ainvoke([write, task, AIMessage(draft.content), HumanMessage(grade.content)])
 
 
 def weather(city: str) -> str:
@@ -98,7 +108,7 @@ async def resume(question: str) -> None:
 
 async def main(case: str) -> None:
     name, _, how = case.partition(" ")
-    apps = {"send": send, "supervisor": supervisor, "swarm": swarm, "deepagents": deepagents, "resume": resume}
+    apps = {"send": send, "supervisor": supervisor, "swarm": swarm, "resume": resume, "reflection": reflection}
     app = apps.get(name, deepagents)
     if how == "two at once":
         await asyncio.gather(app("About ships in Rome."), app("About ships in Oslo."))

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: an agent as a tool of another one, and a handoff."""
+"""OpenAI's Agents SDK: an agent as a tool of another one, a handoff, and a judge as its documents show it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agents import (
     OpenAIResponsesModel,
     Runner,
     SQLiteSession,
+    TResponseInputItem,
     function_tool,
     set_tracing_disabled,
 )
@@ -39,6 +40,14 @@ async def main(case: str) -> None:
         await asyncio.gather(Runner.run(chief, QUESTION), Runner.run(chief, "How is the weather in Oslo?"))
     elif "handoff" in case:
         await Runner.run(desk, QUESTION)
+    elif case == "judge":
+        writer = Agent(name="writer", instructions="You write outlines.", model=model)
+        judge = Agent(name="judge", instructions="You judge what others write.", model=model)
+        said: list[TResponseInputItem] = [{"role": "user", "content": "An outline of a book on eels."}]
+        for _ in range(2):
+            said = (await Runner.run(writer, said)).to_input_list()
+            found = await Runner.run(judge, said)
+            said.append({"role": "user", "content": f"Feedback: {found.final_output}"})
     elif "resume" in case:
         session = SQLiteSession("one")
         await Runner.run(chief, QUESTION, session=session)

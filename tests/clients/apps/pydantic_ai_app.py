@@ -6,7 +6,8 @@ import asyncio
 import os
 import sys
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, ModelMessage
+from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -27,6 +28,14 @@ def weather(city: str) -> str:
     return f"{city}: warm"
 
 
+async def shorter(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """Have another agent write a summary, as pydantic-ai's documents show it."""
+    if len(messages) < 5:
+        return messages
+    summary = await Agent(model, instructions="Sum up this conversation.").run(message_history=messages[:3])
+    return summary.new_messages() + messages[-1:]
+
+
 async def main(case: str) -> None:
     question = "How is the weather in Rome?"
     if case == "two at once":
@@ -35,6 +44,11 @@ async def main(case: str) -> None:
         async with reporter.run_stream("Talk for ever.") as result:
             async for _text in result.stream_text(debounce_by=None):
                 break
+    elif case == "summary":
+        guide = Agent(model, instructions="You are the guide.", capabilities=[ProcessHistory(shorter)])
+        said: list[ModelMessage] = []
+        for asked in (question, "And the wind?", "And tomorrow?"):
+            said = (await guide.run(asked, message_history=said)).all_messages()
     else:
         first = await chief.run(question)
         if case == "resume":

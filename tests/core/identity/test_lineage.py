@@ -631,6 +631,55 @@ def test_a_short_answer_says_nothing_if_others_have_it() -> None:
     assert server.call(prompted("Report.", example), "Cold.") != first
 
 
+def test_a_short_answer_is_found_in_an_answer_that_nobody_gave() -> None:
+    """As where an agent gets its plan as its own answer, inside a template. A line of the task must stand before it:
+    the ends of answers that another server gave are the same for many."""
+    plan = "Ask the weather tool, and report."
+    asked = said("Here is your task:\n```\nHow is the weather in Rome?\n```\nWrite a plan for it.")
+    for task, joins in (("New task:\nHow is the weather in Rome?", True), ("New task:\nHow is the train?", False)):
+        server = Server()
+        first = server.call(asked, plan)
+        step = said(task, f"This is the plan that I will follow:\n{plan}", "Now go on.")
+        assert (server.call(step, "It is warm.") == first) is joins
+    server = Server()
+    first, template = server.call(asked, plan), f"This is the plan that I will follow:\n{plan}"
+    server.call(said("Which plan do you follow?"), template)
+    step = said("New task:\nHow is the weather in Rome?", template, "Now go on.")
+    assert server.call(step, "It is warm.") != first  # a model gave that answer, to another question
+
+
+def test_another_agent_gets_the_task_with_an_answer_of_the_program() -> None:
+    """A judge gets the conversation, a writer only its latest draft; a summary stands for what was before it."""
+    task, drafts, server = (
+        "Write an outline on eels.",
+        ("Eels: two parts, no gills.", "Eels: gills and two fins."),
+        Server(),
+    )
+    first = server.call(prompted("Write.", task), drafts[0])
+    judge = [*prompted("Judge.", task), {"role": "assistant", "content": drafts[0]}]
+    assert server.call(judge, "More on gills.") == first
+    assert server.call(prompted("Write.", task, drafts[0], "More on gills."), drafts[1]) == first
+    assert server.call(prompted("Sum up.", task, drafts[1], "Sum up."), "An outline on eels is written.") == first
+    summed = [*prompted("Write."), {"role": "assistant", "content": "An outline on eels is written."}, *said("Go on.")]
+    assert server.call(summed, "Eels: fins.") == first
+    assert server.call(prompted("s", "What is in the sea?", drafts[0], "Which?"), "x") != first
+
+
+def test_the_task_says_nothing_with_an_answer_of_a_word() -> None:
+    """As it is given to many: another agent may have been asked the same first."""
+    server = Server()
+    first = server.call(prompted("s", "Book the flight to Oslo."), "Done.")
+    assert server.call(prompted("t", "Book the flight to Oslo.", "Done.", "And a hotel in Bergen."), "Done.") != first
+
+
+def test_canned_answers_hide_no_short_answer_in_a_users_message() -> None:
+    """As where Aider's editor gets what its architect said, behind exchanges that no model had."""
+    server = Server()
+    first = server.call(prompted("Architect.", "Make the bell ring twice."), "Call ring() twice in bell.py.")
+    edit = prompted("Edit.", "Trust these files: bell.py", "Ok.", "Call ring() twice in bell.py.\n\nAlways edit.")
+    assert server.call(edit, "It is done.") == first
+
+
 def test_an_answer_is_found_wherever_it_stands() -> None:
     """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
     text = f"{TASK}\nThe figures must be of this year."
