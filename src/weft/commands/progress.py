@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Self
 
-from weft.engine.models.progress import ProgressCallback, Stage
-from weft.engine.models.weights import DOWNLOAD_BYTES
+from weft.engine.models.weights import DOWNLOAD_BYTES, ProgressCallback, Stage
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -16,7 +16,7 @@ import pytest
 from weft.core.errors import ModelPrepareError
 from weft.engine.models import embedded, weights
 from weft.engine.models.child_process import run_command
-from weft.engine.models.progress import ProgressCallback, Stage
+from weft.engine.models.weights import ProgressCallback, Stage
 
 GGUF_BYTES = b"GGUF, as far as these tests are concerned"
 FILES = ("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
