@@ -23,6 +23,8 @@ from weft.engine.replicas.ray.node_kv import MovedBlocks, NodeKv
 from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig, current_platform
 
 _WATCH_S: Final = 0.2
+_PERIOD_S: Final = 5.0
+_MOST_QUIET: Final = 60  # periods without a host: five minutes
 
 
 class CallEnded(NamedTuple):
@@ -50,6 +52,8 @@ class ReplicaHost:
         is_embedded: Whether the model is the embedded one, which each node prepares for itself.
         cpus: The cores that Ray has reserved for this actor. On CPU the replica runs this many threads, on any cores.
         hang_timeout_s: As for `LocalReplica`.
+        outlives_host: Whether another host may take the replica over when its host has died. Nobody does: it ends after
+            some minutes, if hosts ping.
     """
 
     def __init__(
@@ -61,11 +65,17 @@ class ReplicaHost:
         is_embedded: bool,
         cpus: float,
         hang_timeout_s: float | None,
+        outlives_host: bool = False,
     ) -> None:
         self._accounts: dict[CallId, Account] = {}
         self._items: list[tuple[int, Any]] = []
         self._has_items = asyncio.Event()
         self._runs: dict[int, asyncio.Task[None]] = {}
+        self._host = 0  # counts those that it had
+        self._starting = asyncio.Lock()
+        self._quiet = 0  # periods since a host was heard
+        self._has_lease = outlives_host and hang_timeout_s is not None
+        self._ending: asyncio.Task[None] | None = None
         self._is_embedded = is_embedded
         self._arguments = arguments
         self._log = _log(engine_id.replace("/", "-"))
@@ -86,20 +96,46 @@ class ReplicaHost:
 
     async def ping(self) -> None:
         """Answer. The actor computes nothing itself, so it always answers soon."""
+        self._quiet = 0
 
     async def start(self, timeout_s: float) -> VllmConfig:
-        """Start vLLM.
+        """Start vLLM. If it runs already, its host has died: it aborts that host's calls, and serves the caller.
 
         Raises:
             EngineError: As for `Replica.start`.
         """
+        async with self._starting:
+            self._host += 1
+            for run in self._runs.values():
+                run.cancel()
+            await asyncio.gather(*self._runs.values(), return_exceptions=True)
+            self._items.clear()
+            self._accounts.clear()
+            if self._replica.llm is None or self._replica.is_dead:
+                await self._launch(timeout_s)
+        self._quiet = 0
+        if self._has_lease and self._ending is None:
+            self._ending = asyncio.create_task(self._end_without_host())
+        assert self._replica.llm is not None  # noqa: S101  it has started
+        return self._replica.llm.vllm_config
+
+    async def _launch(self, timeout_s: float) -> None:
         if self._is_embedded:
             self._arguments.model = str(await asyncio.to_thread(embedded_model))
+        await self._replica.stop()
         await self._replica.start(timeout_s)
         if self._kv is not None:
             self._kv.open()
-        assert self._replica.llm is not None  # noqa: S101  it has started
-        return self._replica.llm.vllm_config
+
+    async def _end_without_host(self) -> None:
+        """Give the GPU back when no host comes any more. Time in which this process was stopped does not count."""
+        import ray
+
+        while self._quiet < _MOST_QUIET:
+            await asyncio.sleep(_PERIOD_S)
+            self._quiet += 1
+        await self.stop()
+        ray.kill(ray.get_runtime_context().current_actor)
 
     async def submit(
         self, run: int, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]
@@ -137,13 +173,15 @@ class ReplicaHost:
             task.cancel()
 
     async def updates(self) -> AsyncGenerator[ReplicaUpdate, None]:
-        """Yield updates until the replica dies or is stopped."""
-        death = None
+        """Yield updates until the replica dies or is stopped, or another host has it."""
+        host, death = self._host, None
         while death is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await self._has_items.wait()
             await asyncio.sleep(0)  # the other calls of this step
+            if host != self._host:
+                return
             self._has_items.clear()
             death = self._replica.why_dead() if self._replica.is_dead else None
             llm = self._replica.llm

@@ -29,7 +29,9 @@ class RayLauncher:
         engine_id: the engine's name. A replica's name is this name and a number.
         address: the cluster's address, as `ray.init` takes it. If this process is connected to a cluster already, that
             connection is used.
-        actor_options: for `.options()` of the actors; they replace Weft's options.
+        actor_options: for `.options()` of the actors; they replace Weft's options. Actors with the lifetime "detached"
+            have the name that is given, and a number. If there are such already, an engine that died has left them, and
+            this one goes on with them.
         replicas: how many replicas there will be at first.
         on_account: called with the account of each call.
         hang_timeout_s: as for `RayReplica`.
@@ -65,12 +67,16 @@ class RayLauncher:
         from weft.engine.replicas.ray.actor import ReplicaHost
         from weft.engine.replicas.ray.replica import RayReplica
 
-        engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
+        number = next(self._numbers)
+        engine_id = EngineId(f"{self._engine_id}/{number}")
         options = {
             **default_resources(arguments, self._replicas),
             "scheduling_strategy": "SPREAD",
             **self._actor_options,
         }
+        outlives_host = options.get("lifetime") == "detached"
+        if outlives_host:
+            options |= {"name": f"{options['name']}-{number}", "get_if_exists": True}
         # Weft starts a dead replica again, not Ray, because Weft knows which calls ran on it.
         options |= {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _MAX_CONCURRENCY}
         actor_class: Any = ray.remote(ReplicaHost)
@@ -84,6 +90,7 @@ class RayLauncher:
                 is_embedded=arguments.model == str(embedded_model_path()),
                 cpus=float(options.get("num_cpus") or 1),
                 hang_timeout_s=self._hang_timeout_s,
+                outlives_host=outlives_host,
             ),
             needs=", ".join(f"{name} {options[name]}" for name in _RESOURCE_OPTIONS if name in options),
             hang_timeout_s=self._hang_timeout_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -173,7 +174,7 @@ class _RemoteLLM:
         self.death: str | None = None
         self.is_stuck = False
         self.runs: dict[int, asyncio.Queue[Any]] = {}
-        self.run_numbers = itertools.count()
+        self.run_numbers = itertools.count(secrets.randbits(62))  # not those of a host that died before
         self._on_account = on_account
 
     async def listen(self) -> None:

@@ -203,3 +203,76 @@ async def test_a_call_that_comes_back_is_apart_from_its_run_that_is_being_cancel
     assert [output async for output in outputs] == []
     passing.cancel()
     running.detach()
+
+
+# -- the actor's side
+
+
+class PlayedEngine:
+    """A `LocalReplica` that starts at once. A call with the prompt "endless" never ends, and others answer it."""
+
+    def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
+        self.done: list[str] = []
+        self.llm: Any = None
+        self.is_dead = False
+
+    async def start(self, _timeout_s: float) -> None:
+        self.done.append("start")
+        self.llm = SimpleNamespace(vllm_config="config", swap_stats=None)
+
+    async def stop(self) -> None:
+        self.done.append("stop")
+
+    async def generate(self, prompt: str, *_arguments: Any, **_keywords: Any) -> AsyncGenerator[str, None]:
+        yield prompt
+        if prompt == "endless":
+            await asyncio.Event().wait()
+
+
+def actor(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, PlayedEngine]:
+    """An actor that outlives its host, and its engine."""
+    import ray
+
+    from weft.engine.replicas.ray import actor
+
+    monkeypatch.setattr(actor, "LocalReplica", PlayedEngine)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(current_actor="the actor"))
+    arguments: Any = SimpleNamespace(kv_transfer_config=None, tensor_parallel_size=1, pipeline_parallel_size=1)
+    more: dict[str, Any] = {"is_embedded": False, "cpus": 1.0, "hang_timeout_s": LIMIT_S, "outlives_host": True}
+    host: Any = actor.ReplicaHost(EngineId("e/0"), "tiny", arguments, **more)
+    return host, host._replica
+
+
+async def test_another_host_takes_a_replica_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is not started again. The first host's call is aborted, and the second host hears nothing of it."""
+    host, engine = actor(monkeypatch)
+    assert await host.start(1.0) == "config"
+    await host.submit(1, "call", "endless", None, {})
+    updates = host.updates()
+    assert (await anext(updates)).items == [(1, "endless")]
+    later = asyncio.ensure_future(anext(updates))
+    assert await host.start(1.0) == "config"
+    with pytest.raises(StopAsyncIteration):
+        await later
+    await host.submit(2, "call", "short", None, {})
+    items = [item async for update in head(host.updates(), 2) for item in update.items]
+    assert [(run, item if isinstance(item, str) else item.error) for run, item in items] == [(2, "short"), (2, None)]
+    assert engine.done == ["stop", "start"]
+
+
+async def head(updates: AsyncGenerator[Any, None], items: int) -> AsyncGenerator[Any, None]:
+    """Updates until so many items have come."""
+    async for update in updates:
+        yield update
+        items -= len(update.items)
+        if items <= 0:
+            break
+
+
+async def test_a_replica_without_a_host_ends(monkeypatch: pytest.MonkeyPatch, killed: list[Any]) -> None:
+    """Nobody pings it any more, so it gives back what it holds."""
+    host, engine = actor(monkeypatch)
+    monkeypatch.setattr("weft.engine.replicas.ray.actor._PERIOD_S", 1e-4)
+    await host.start(1.0)
+    await until(lambda: killed == ["the actor"])
+    assert engine.done == ["stop", "start", "stop"]
