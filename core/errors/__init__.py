@@ -47,7 +47,7 @@
         ├── EngineForkedError           a use of an engine in a fork of the process that started it
         ├── EngineDiedError             an engine process ended by itself
         ├── ReplicaError                (ValueError) zero replicas, an unknown replica, ...
-        ├── ClusterError                Ray is not installed, or its cluster does not answer
+        ├── ClusterError                Ray is not installed, or its cluster does not answer, or serves something else
         ├── NoReplicaError              no replica of the model is ready
         ├── ServerError                 the server of `weft.connect` is not there, refuses the client, or did not answer
         └── SwapError                   KV cannot be swapped between the engine's cache and the host pool
@@ -485,7 +485,7 @@ class ReplicaError(EngineError, ValueError):
 
 
 class ClusterError(EngineError):
-    """Ray is not installed, or its cluster does not answer."""
+    """Ray is not installed, or its cluster does not answer, or has an engine that is another than a door's."""
 
 
 class NoReplicaError(EngineError):

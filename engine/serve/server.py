@@ -60,29 +60,53 @@ def serve(
         WeftError: See `AsyncMultiLLMEngine`.
         KeyboardInterrupt: A signal came while the engine started.
     """
-    sys.setswitchinterval(_SWITCH_S)
+    share_python()
     with (
-        _log_to_stderr(),
-        _socket(options) as (address, bound),
-        _Signals() as signals,
+        log_to_stderr(),
+        listening(options) as (address, bound),
+        Signals() as signals,
         make_engine() as engine,
         spans_sent_to(options.otlp_traces_endpoint, engine),
     ):
         served, server = engine.submit(make_server(engine, options, keys)).result()
-        running = engine.submit(server.serve(sockets=[bound]))
-        running.add_done_callback(signals.wake)
-        signals.count_from_now()
-        while not server.started and not running.done():
-            time.sleep(_POLL_S)
-        if server.started and not signals.count:
-            on_ready(engine, address)
-        signals.wait(running, 1)
-        server.should_exit = True
-        signals.wait(running, 2, float(options.shutdown_timeout))
-        engine.submit(_stop(served)).result()
-        signals.wait(running, None, _LAST_ANSWERS_S)
-        server.force_exit = True
-        running.result()
+        run(
+            server,
+            engine.submit(server.serve(sockets=[bound])),
+            signals,
+            drain_s=options.shutdown_timeout,
+            on_ready=lambda: on_ready(engine, address),
+            abort=lambda: engine.submit(_stop(served)).result(),
+        )
+
+
+def run(
+    server: uvicorn.Server,
+    running: Future[None],
+    signals: Signals,
+    *,
+    drain_s: float,
+    on_ready: Callable[[], None],
+    abort: Callable[[], object],
+) -> None:
+    """Wait for the signals that end a server. Its requests then have `drain_s` seconds; `abort` ends what is left."""
+    running.add_done_callback(signals.wake)
+    signals.count_from_now()
+    while not server.started and not running.done():
+        time.sleep(_POLL_S)
+    if server.started and not signals.count:
+        on_ready()
+    signals.wait(running, 1)
+    server.should_exit = True
+    signals.wait(running, 2, drain_s)
+    abort()
+    signals.wait(running, None, _LAST_ANSWERS_S)
+    server.force_exit = True
+    running.result()
+
+
+def share_python() -> None:
+    """Let threads that read large requests hold up streams for a short time only."""
+    sys.setswitchinterval(_SWITCH_S)
 
 
 async def make_server(
@@ -148,7 +172,7 @@ async def _stop(served: ServedEngine) -> None:
 
 
 @contextmanager
-def _log_to_stderr() -> Iterator[None]:
+def log_to_stderr() -> Iterator[None]:
     """Weft's records, such as the death of a replica, are lines of the server's log, in uvicorn's form."""
     logger = logging.getLogger("weft")
     if logger.handlers:  # the user has configured logging
@@ -168,7 +192,7 @@ def _log_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _socket(options: Namespace) -> Iterator[tuple[str, socket]]:
+def listening(options: Namespace) -> Iterator[tuple[str, socket]]:
     """The server's address and socket, bound before the engine starts, which takes long."""
     try:
         address, bound = setup_server(options, reuse_port=False)
@@ -195,7 +219,7 @@ def _socket(options: Namespace) -> Iterator[tuple[str, socket]]:
             Path(options.uds).unlink(missing_ok=True)
 
 
-class _Signals:
+class Signals:
     """Counts the signals that end the server. The first one interrupts a start instead.
 
     Attributes:
@@ -208,7 +232,7 @@ class _Signals:
         self.count = 0
         self._news: SimpleQueue[None] = SimpleQueue()  # a handler may put into it at any moment
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 

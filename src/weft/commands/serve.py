@@ -31,6 +31,7 @@ from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.testing.script import Script
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.options import EngineOptions
+from weft.engine.replicas.ray.cluster import connection
 from weft.engine.serve.script_file import read_script
 from weft.engine.vllm.start_progress import host_memory
 from weft.engine.vllm_compat.options.serve_flags import serve_flags
@@ -73,6 +74,9 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     ] = DEFAULT_HANG_TIMEOUT_S,
     history: Annotated[Path | None, setting(EngineOptions, "history")] = None,
     journal: Annotated[Path | None, setting(EngineOptions, "journal")] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Be a door of the engine on the Ray cluster at ADDRESS.")
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,
@@ -92,6 +96,9 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     check_vllm()
     check_flags(context.args, serve_flags(), [name for each in context.command.params for name in each.opts])
     swap = _host_memory(host_kv_gib)
+    if join is not None:
+        backend = "ray"
+        connection.open(join)
     script = Script(read_script(scripted)) if scripted is not None else None
     folder = TemporaryDirectory(prefix="weft-scripted-")
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
@@ -110,25 +117,29 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     from weft.engine.serve.server import serve as run
     from weft.engine.served_model import ServedModel
 
-    make_engine = partial(
-        AsyncMultiLLMEngine,
-        models=[ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
-        policy=with_weights(policy, keys, gate=gate),
-        kv_policy=kv_policy,
-        swap=swap if script is None else None,
-        history=history,
-        journal=journal,
-        balancer=balancer,
-        backend=script or backend,
-        devices=devices,
-        stealing=StealingConfig() if stealing else None,
-        max_calls=max_calls,
-        hang_timeout_s=hang_timeout_s or None,
+    engine = {
+        "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
+        "policy": with_weights(policy, keys, gate=gate),
+        "kv_policy": kv_policy,
+        "swap": swap if script is None else None,
+        "history": history,
+        "journal": journal,
+        "balancer": balancer,
+        "devices": devices,
+        "stealing": StealingConfig() if stealing else None,
+        "max_calls": max_calls,
+        "hang_timeout_s": hang_timeout_s or None,
         **engine_args,
-    )
+    }
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server
     with folder:
-        run(options, make_engine, keys, _announce)
+        if join is not None:
+            from weft.engine.serve.doors.door import serve_door
+            from weft.engine.serve.doors.owner import Setup
+
+            serve_door(options, Setup.of(engine, options, keys, scripted), hang_timeout_s or None, typer.echo)
+        else:
+            run(options, partial(AsyncMultiLLMEngine, **engine, backend=script or backend), keys, _announce)
 
 
 def _host_memory(given: str) -> SwapConfig | None:

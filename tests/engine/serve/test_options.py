@@ -23,7 +23,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.serve import server
 from weft.engine.serve.options import gpus_of_replicas, parse_options
-from weft.engine.serve.server import _socket
+from weft.engine.serve.server import listening
 from weft.engine.vllm_compat import names
 from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
 
@@ -168,7 +168,7 @@ def test_an_answer_waits_for_no_acknowledgement() -> None:
     options, _for_engine = parse_options(["--host", "127.0.0.1", "--port", "0"])
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with _socket(options) as (_address, bound):
+        with listening(options) as (_address, bound):
             bound.listen()
             with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -189,7 +189,7 @@ def test_a_malformed_value_is_an_error_in_two_lines(capsys: pytest.CaptureFixtur
 def test_a_port_that_is_none_is_an_error() -> None:
     """The reason of the operating system ends in a full stop, and the error adds no second one."""
     options, _for_engine = parse_options(["--host", "127.0.0.1", "--port", "70000"])
-    with pytest.raises(EngineStartError, match=r"port must be 0-65535\. Compare --host"), _socket(options):
+    with pytest.raises(EngineStartError, match=r"port must be 0-65535\. Compare --host"), listening(options):
         pass
     gc.collect()
 
@@ -200,7 +200,7 @@ def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         options, _for_engine = parse_options(["--host", "127.0.0.1", "--port", str(port)])
-        with pytest.raises(EngineStartError, match=f"listens at port {port}. Stop it, or"), _socket(options):
+        with pytest.raises(EngineStartError, match=f"listens at port {port}. Stop it, or"), listening(options):
             pass
     gc.collect()
 

@@ -1,0 +1,392 @@
+"""`weft serve --join`: several doors of one engine, in processes that are killed and stopped while agents use them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from socket import create_server
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+from polling import until
+from served import url_of
+from threads import ONE_THREAD
+from tiny_engine import ENDLESS_TOKENS, LONG_CONTEXT_OPTIONS
+
+from weft.core.errors import ClusterError
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.anyio]
+
+SCRIPT = """
+from weft.testing import Reply
+
+
+def reply(request):
+    messages = request["messages"]
+    turn = sum(each["role"] == "assistant" for each in messages)
+    words = "slow " * 2000 if "slowly" in messages[-1]["content"] else "word " * 20
+    return Reply(f"{turn}: {messages[-1]['content']} " + words, token_s=0.002)
+"""
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", **ONE_THREAD}
+AGENTS, TURNS = 6, 6
+HANG_S = 30
+
+
+@dataclass
+class Cluster:
+    """A Ray cluster of one node, and the script that all doors serve."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def start(self, *more: str, model: Sequence[str] = ()) -> Door:
+        """Start a door of the script, or of a model; `Door.url` waits until it is ready."""
+        log = self.folder / f"door-{len(list(self.folder.glob('door-*')))}.log"
+        command = [
+            *(sys.executable, "-m", "weft", "serve", *(model or ("--scripted", str(self.folder / "script.py")))),
+            *("--join", self.address, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
+            *("--hang-timeout-s", str(HANG_S), *more),
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+        return Door(process, log)
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """The processes of actors, such as "Owner": one, or none while it starts again."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found += [each] * (f"ray::{name}" in "".join(each.cmdline()))
+        return found
+
+
+@dataclass
+class Door:
+    """The process of a door."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return str(url_of(self.process, self.log))
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Cluster]:
+    """A cluster of this machine that ends with its processes."""
+    with TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets need a short path
+        with create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [
+            *(str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--port", str(port)),
+            *("--num-cpus", "1", "--node-ip-address", "127.0.0.1", "--include-dashboard", "false"),
+            *("--object-store-memory", str(100 << 20), "--temp-dir", folder),
+        ]
+        (Path(folder) / "script.py").write_text(SCRIPT)
+        with (Path(folder) / "head.log").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+        try:
+            anyio.run(until, lambda: b"Ray runtime started" in (Path(folder) / "head.log").read_bytes())
+            yield Cluster(f"127.0.0.1:{port}", process, Path(folder))
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def doors(cluster: Cluster) -> Iterator[list[Door]]:
+    """Two doors, which start at the same time."""
+    doors = [cluster.start(), cluster.start()]
+    assert all(door.url for door in doors)
+    yield doors
+    for door in doors:
+        door.process.send_signal(signal.SIGCONT)
+        door.process.terminate()
+    assert [door.process.wait(120) for door in doors] == [0, 0], doors[0].log.read_text()[-3000:]
+
+
+def programs(door: Door) -> dict[str, int]:
+    """The calls of each open program, as a door shows them."""
+    shown = httpx.get(f"{door.url}/weft/programs", timeout=100).json()["programs"]
+    return {each["program_id"]: each["calls"] for each in shown}
+
+
+def ask(door: Door, messages: list[dict[str, Any]], headers: dict[str, str] | None = None) -> tuple[str, str]:
+    """A streamed answer, and the id of its program.
+
+    Raises:
+        httpx.TransportError: The door has ended before the answer did.
+    """
+    body = {"model": "tiny", "messages": messages, "stream": True}
+    text, is_whole = "", False
+    with httpx.stream("POST", f"{door.url}/v1/chat/completions", json=body, headers=headers, timeout=100) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            is_whole |= line == "data: [DONE]"
+            if line.startswith("data: {"):
+                choices = httpx.Response(200, text=line.removeprefix("data: ")).json()["choices"]
+                text += "".join(choice["delta"].get("content") or "" for choice in choices)
+        assert is_whole
+        return text, answer.headers["weft-program-id"]
+
+
+def test_a_door_that_is_killed_loses_and_splits_nothing(cluster: Cluster, doors: list[Door]) -> None:
+    """Agents without ids send each turn to another door, and one of three doors is killed in the midst of their
+    streams. Who had an answer under way there sends the turn again. Each agent gets each of its answers once, is one
+    program all the time, and no program has more calls than requests were sent."""
+    killed = cluster.start()
+    ways = [doors[0], killed, doors[1]]
+    assert killed.url
+    before = programs(doors[0])
+    team = secrets.token_hex(4)  # lineage cannot tell agents apart that say what others said before
+    turns_begun, sent = count(1), [0] * AGENTS
+
+    def run(agent: int) -> tuple[list[str], set[str]]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Agent {agent} of {team} asks."}]
+        texts, ids = [], set()
+        for turn in range(TURNS):
+            if next(turns_begun) == AGENTS * TURNS // 2:
+                killed.process.kill()
+            for way in (ways[(agent + turn) % 3], doors[0]):
+                sent[agent] += 1
+                try:
+                    text, program_id = ask(way, messages)
+                except httpx.TransportError:
+                    assert way is killed
+                    continue
+                break
+            texts.append(text)
+            ids.add(program_id)
+            messages += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": f"{agent} goes on, {turn}."},
+            ]
+        return texts, ids
+
+    with ThreadPoolExecutor(AGENTS) as pool:
+        results = list(pool.map(run, range(AGENTS)))
+    assert killed.process.wait(60) == -signal.SIGKILL
+    for agent, (texts, ids) in enumerate(results):
+        asked = [f"Agent {agent} of {team} asks.", *(f"{agent} goes on, {turn}." for turn in range(TURNS))]
+        assert [text.removesuffix("word " * 20) for text in texts] == [
+            f"{turn}: {asked[turn]} " for turn in range(TURNS)
+        ]
+        assert len(ids) == 1
+    found = {name: calls for name, calls in programs(doors[1]).items() if name not in before}
+    assert set(found) == {name for _texts, ids in results for name in ids}
+    assert len(found) == AGENTS
+    for agent, (_texts, ids) in enumerate(results):
+        assert TURNS <= found[ids.pop()] <= sent[agent]
+
+
+def test_a_client_that_leaves_a_door_ends_its_call(doors: list[Door]) -> None:
+    """The owner hears of it through the door."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "slowly"}], "stream": True}
+    headers = {"weft-program-id": "left"}
+    url = doors[0].url
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=100) as answer:
+        lines = answer.iter_lines()
+        assert next(lines)
+        assert in_flight(doors[1], "left") == 1
+    anyio.run(until, lambda: in_flight(doors[1], "left") == 0)
+
+
+def in_flight(door: Door, program_id: str) -> int:
+    shown = httpx.get(f"{door.url}/weft/programs", timeout=100).json()["programs"]
+    return next(int(each["calls_in_flight"]) for each in shown if each["program_id"] == program_id)
+
+
+def test_a_door_that_is_stopped_and_goes_on(doors: list[Door]) -> None:
+    """The program goes on through the other door meanwhile, and afterwards through both."""
+    headers = {"weft-program-id": "stopped"}
+    first = ask(doors[1], [{"role": "user", "content": "one"}], headers)
+    doors[1].process.send_signal(signal.SIGSTOP)
+    second = ask(doors[0], [{"role": "user", "content": "two"}], headers)
+    doors[1].process.send_signal(signal.SIGCONT)
+    third = ask(doors[1], [{"role": "user", "content": "three"}], headers)
+    assert [text.partition(" word")[0] for text, _ in (first, second, third)] == ["0: one", "0: two", "0: three"]
+    assert [program_id for _, program_id in (first, second, third)] == ["stopped"] * 3
+    assert programs(doors[0])["stopped"] == 3
+
+
+def test_the_owner_is_killed(cluster: Cluster, doors: list[Door]) -> None:
+    """What was under way there fails with an error that says to send it again, what comes later waits for Ray to start
+    the owner again, and a program with an id goes on under it."""
+    headers = {"weft-program-id": "again"}
+    (owner,) = cluster.actors("Owner")
+    owner.kill()
+    owner.wait(60)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}]}
+    assert [answer_of(door, body, headers).headers["weft-program-id"] for door in doors] == ["again", "again"]
+    assert programs(doors[0]) == {"again": 2}
+
+
+def test_the_owner_is_stopped(cluster: Cluster, doors: list[Door]) -> None:
+    """A door kills an owner that does not answer, and Ray starts another one. There are never two."""
+    (owner,) = cluster.actors("Owner")
+    owner.suspend()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}]}
+    assert answer_of(doors[0], body, {"weft-program-id": "late"}).headers["weft-program-id"] == "late"
+    assert cluster.actors("Owner") != [owner]
+    assert len(cluster.actors("Owner")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--served-model-name", "another"), "was started with model tiny, and this server with another"),
+        (("--policy", "fcfs"), "was started with --policy PolicyConfig"),
+        (("--join", "127.0.0.1:1"), "no Ray cluster answers at '127.0.0.1:1'"),
+    ],
+)
+def test_a_door_that_does_not_fit(
+    cluster: Cluster, doors: list[Door], arguments: tuple[str, ...], message: str
+) -> None:
+    """It says in one line what differs, and ends; the doors that there are serve on."""
+    other = cluster.start(*arguments)
+    assert other.process.wait(300) == 1
+    (line,) = [each for each in other.log.read_text().splitlines() if each.startswith("error:")]
+    assert message in line
+    assert httpx.get(f"{doors[0].url}/health", timeout=100).status_code == 200
+
+
+async def test_a_door_of_another_weft() -> None:
+    """Its version is compared before anything else of it is read."""
+    from weft.engine.serve.doors.owner import Owner, Setup
+    from weft.engine.serve.keys import make_key_ring
+
+    setup = Setup({}, Namespace(), make_key_ring([], None), None, {"vllm-weft": "0.1.0", "model": "tiny"})
+    with pytest.raises(ClusterError, match=r"with vllm-weft 0\.1\.0, and this server with 0\.2\.0"):
+        await Owner(setup).join("door", {"vllm-weft": "0.2.0"})
+
+
+async def test_an_owner_ends_after_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its engine ends for the last door, the watch over the doors waits for that, and kills no half of it."""
+    import ray
+
+    from weft.engine.serve.doors import owner as module
+    from weft.engine.serve.keys import make_key_ring
+
+    killed: list[str] = []
+    monkeypatch.setattr(module, "PERIOD_S", 1e-4)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: Namespace(current_actor="the owner"))
+    begun, may_end = threading.Event(), threading.Event()
+    owner = module.Owner(module.Setup({}, Namespace(), make_key_ring([], None), None, {}))
+    monkeypatch.setattr(owner, "_serve", lambda: module.Served("http://owner", "secret"))
+    await owner.join("door", {})
+    owner._open.callback(lambda: (begun.set(), may_end.wait()))
+    leaving = asyncio.ensure_future(owner.leave("door"))
+    await until(begun.is_set)
+    for _ in range(100):  # turns in which the watch could end the owner
+        await asyncio.sleep(1e-3)
+    assert killed == []
+    may_end.set()
+    assert await leaving == 0
+    await until(lambda: killed == ["the owner"])
+
+
+async def test_only_doors_reach_the_owner() -> None:
+    """A stranger who finds the owner's port is refused, and a door's client cannot name another origin."""
+    from weft.engine.serve.doors.owner import FromDoors
+
+    seen: list[dict[str, Any]] = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        seen.append(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    transport = httpx.ASGITransport(FromDoors(app, "secret"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://owner") as client:
+        guesses: list[dict[str, str]] = [{}, {"weft-door": ""}, {"weft-door": '["guess", ["1.2.3.4", 5], "https"]'}]
+        for headers in guesses:
+            refused = await client.get("/v1/models", headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_a_door")
+        assert seen == []
+        headers = {"weft-door": '["secret", ["1.2.3.4", 5], "https"]'}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    assert (seen[0]["client"], seen[0]["scheme"]) == (("1.2.3.4", 5), "https")
+    assert not [name for name, _ in seen[0]["headers"] if name.startswith(b"weft-door")]
+
+
+def test_the_engine_ends_with_its_last_door(cluster: Cluster, doors: list[Door]) -> None:
+    """Its actor is gone then, and a door that comes later starts another one."""
+    for door in doors:
+        door.process.terminate()
+    assert [door.process.wait(120) for door in doors] == [0, 0]
+    anyio.run(until, lambda: cluster.actors("Owner") == [])
+    doors[:] = [cluster.start(), cluster.start()]
+    assert [programs(door) for door in doors] == [{}, {}]
+
+
+def test_a_replica_and_its_kv_outlive_the_owner(tiny_model: Path) -> None:
+    """The owner is killed while a call runs. The same replica serves on, has dropped that call, and finds the KV of
+    what the program had asked before. It ends with the last door."""
+    model = [
+        *(str(tiny_model), "--max-num-seqs", "4", *LONG_CONTEXT_OPTIONS, "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(256 << 20), "--enable-prompt-tokens-details"),
+    ]
+    headers = {"weft-program-id": "kept"}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 4, "temperature": 0}
+    endless = {**body, "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
+    with ray_cluster() as cluster:
+        door = cluster.start(model=model)
+        url = f"{door.url}/v1/chat/completions"
+        first = httpx.post(url, json=body, headers=headers, timeout=300).json()
+        replicas = cluster.actors("ReplicaHost")
+        with httpx.stream("POST", url, json=endless, headers=headers, timeout=300) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            (owner,) = cluster.actors("Owner")
+            owner.kill()
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        again = answer_of(door, body, headers)
+        assert again.json()["choices"][0]["message"] == first["choices"][0]["message"]
+        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
+        assert cluster.actors("ReplicaHost") == replicas != []
+
+        def replica() -> dict[str, Any]:
+            (found,) = httpx.get(f"{door.url}/weft/state", timeout=100).json()["replicas"]
+            return dict(found)
+
+        anyio.run(until, lambda: replica()["running"] == 0)
+        assert (replica()["state"], replica()["deaths"]) == ("ready", 0)
+        door.process.terminate()
+        assert door.process.wait(120) == 0, door.log.read_text()[-3000:]
+        anyio.run(until, lambda: cluster.actors("ReplicaHost") == [])
+
+
+def answer_of(door: Door, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+    """The answer to a request that is sent again as long as its error says so."""
+    while True:
+        answer = httpx.post(f"{door.url}/v1/chat/completions", json=body, headers=headers, timeout=600)
+        if answer.status_code == 200:
+            return answer
+        assert answer.headers["x-should-retry"] == "true", answer.text
