@@ -551,7 +551,7 @@ def guided(request: Mapping[str, Any]) -> AnyReply:
     """A guide, and another agent that sums up what was said."""
     if "Sum up" in systems(request):
         return "The user asks about Rome, where it is warm."
-    return "There is a breeze from the sea." if "wind" in last(request) else "It is warm there."
+    return "There is a breeze from the sea." if "wind" in last(request) else "It is warm in Rome, and dry."
 
 
 def judged(request: Mapping[str, Any]) -> AnyReply:
