@@ -171,7 +171,7 @@ class Lineage:
             peer: The name of its connection. It decides only between programs with the same messages.
         """
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
-        said = self._readings.read(body, scope, start)
+        said = self._readings.read(body, scope, start, evidence.body_bytes)
         texts = tuple(text for item in said.items if item[:2] == ("message", "system") for text in texts_of(item))
         asked = _Asked(
             said, start, scope, peer, (_system_again if sum(map(len, texts)) <= _MOST_CACHED else _system_of)(texts)

@@ -10,8 +10,8 @@ from weft.core.identity.conversations import Said, said_in
 from weft.core.identity.items import MOST_ITEMS, SILENCE, Digest, Item, chain, digest_of, items_before, items_of_message
 from weft.core.identity.recent import Recent
 
-_MOST_KIB: Final = 32 << 10  # of texts that are kept
-_MOST_CHARACTERS: Final = 1 << 20  # of a conversation that is kept
+_MOST_KIB: Final = 32 << 10  # of requests that are kept
+_MOST_SIZE: Final = 1 << 20  # of a conversation that is kept
 _MOST_TWINS: Final = 4  # conversations with the same first words
 _SYSTEM: Final = ("system", "developer")
 
@@ -25,9 +25,10 @@ class _Reading:
     items: list[list[Item]]  # of each message
     digests: list[Digest]  # of the beginnings of the conversation
     characters: int
+    size: int  # its characters, or if it has more that lineage does not read, the bytes of the request
 
     def kib(self) -> int:
-        return 1 + self.characters // 1024
+        return 1 + self.size // 1024
 
 
 class Readings:
@@ -36,7 +37,7 @@ class Readings:
     def __init__(self) -> None:
         self._read: Recent[list[_Reading]] = Recent(_MOST_KIB, _kib)
 
-    def read(self, body: Mapping[str, Any], scope: str, start: Digest) -> Said:
+    def read(self, body: Mapping[str, Any], scope: str, start: Digest, body_bytes: int = 0) -> Said:
         """The conversation in a request of any of the three APIs.
 
         It is empty if there is none, as in a plain completion, or if it has more than `MOST_ITEMS`, which take too long
@@ -75,10 +76,11 @@ class Readings:
         new = sum(len(text) for each in items[same:] for item in each for text in item)
         had = reading.characters if reading is not None and same == len(reading.messages) else 0
         had = had or sum(len(text) for each in items[:same] for item in each for text in item)
-        if messages and had + new <= _MOST_CHARACTERS:
+        size = max(had + new, body_bytes)
+        if messages and size <= _MOST_SIZE:
             is_longer = reading is not None and same >= len(reading.messages) - 1
             others = [each for each in known if each is not reading] if is_longer else known
-            readings = [_Reading(before, messages, items, digests, had + new), *others][:_MOST_TWINS]
+            readings = [_Reading(before, messages, items, digests, had + new, size), *others][:_MOST_TWINS]
             self._read.put(scope, key, readings)
             self._read.grow(scope, _kib(readings) - (_kib(known) or 1))
         return said_in(flat, digests, start)

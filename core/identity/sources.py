@@ -160,6 +160,7 @@ class Evidence(Described):
     trace_id: str | None = None
     prompt_cache_key: str | None = None  # clients that share a prefix share it, so it separates programs and joins none
     is_retry: bool = False  # its client says that it sends it again
+    body_bytes: int = 0  # of the request
 
 
 @dataclass(frozen=True, slots=True)

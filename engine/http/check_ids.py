@@ -146,17 +146,17 @@ class Exchange:
             self.scope = {**scope, "headers": [each for each in self._headers if each[0] != SESSION_HEADER]}
             self._refusal = Refusal(HTTPStatus.BAD_REQUEST, str(error))
 
-    async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
+    async def identify(self, request: dict[str, Any], body_bytes: int) -> bool:
         """Write the request's ids into its body, from wherever it carries them. Returns whether the body has changed.
 
         Args:
             request: The body, of which only the members `CHANGED` are sent on as they are here.
-            is_large: Reading it takes so long that it should happen on another thread.
+            body_bytes: Its length. A large one takes so long to read that it should happen on another thread.
 
         Raises:
             InvalidIdError, InvalidRequestError: They are malformed.
         """
-        del request, is_large
+        del request, body_bytes
         return False
 
     def arriving(self) -> None:
@@ -289,7 +289,7 @@ class Exchange:
                     refuse_priority(priority)
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
                 is_spliced = not any(name in request for name in CHANGED)
-                has_changed = await self.identify(request, is_large=is_large)
+                has_changed = await self.identify(request, len(body))
                 if not self._takes_figures:
                     self._refuse_figures(request)
                 has_changed |= scope_request(request, self._id_scope)

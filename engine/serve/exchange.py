@@ -134,7 +134,7 @@ class _ServedExchange(Exchange):
         self._is_final = False  # which takes the answer
         self._has_answer = False  # the client, or some of it
 
-    async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
+    async def identify(self, request: dict[str, Any], body_bytes: int) -> bool:
         if self._path not in _ADMITTED:
             return False
         of_tokens = self._path == _TOKENS
@@ -152,7 +152,7 @@ class _ServedExchange(Exchange):
             self._reads_answers = starts_agents(request.get("tools"))
         else:
             self._placed = await self._engine.lineage.place(
-                found, request, self._id_scope, self._peer, is_large=is_large
+                replace(found, body_bytes=body_bytes), request, self._id_scope, self._peer
             )
             self._reads_answers = self._placed.has_messages
         self._choices = _choices_of(request)

@@ -13,6 +13,7 @@ from weft.core.identity.items import Item
 from weft.core.identity.lineage import Lineage, Placed
 from weft.core.routing.admission import Admission
 from weft.engine.host.in_flight import InFlight
+from weft.engine.http.bodies import LARGE_BYTES
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 
@@ -124,17 +125,10 @@ class SharedLineage:
         self._lineage = lineage
         self._lock = asyncio.Lock()
 
-    async def place(
-        self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str, *, is_large: bool
-    ) -> Placed:
-        """See `Lineage.place`.
-
-        Args:
-            evidence, body, scope, peer: As there.
-            is_large: Reading it takes so long that it happens on another thread.
-        """
+    async def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str) -> Placed:
+        """See `Lineage.place`."""
         await self._lock.acquire()
-        if not is_large:
+        if evidence.body_bytes <= LARGE_BYTES:
             try:
                 return self._lineage.place(evidence, body, scope, peer)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -172,6 +173,22 @@ def test_a_beginning_has_the_digest_of_the_whole() -> None:
     items = items_of_request({"messages": CHAT})
     assert list(chain(b"s", items))[:2] == list(chain(b"s", items[:2]))
     assert list(chain(b"t", items))[:2] != list(chain(b"s", items[:2]))
+
+
+class Watched(dict[str, Any]):
+    """A message of which one can see whether it is kept."""
+
+
+def test_kept_requests_are_bounded_by_their_bytes() -> None:
+    """What lineage does not read of a message is kept with it, and counts: 200 requests of 500 KiB are not all kept."""
+    readings, seen, body_bytes = Readings(), [], 500 << 10
+    for number in range(200):
+        message = Watched(role="user", content=f"question {number}", page="x" * body_bytes)
+        seen.append(weakref.ref(message))
+        readings.read({"messages": [message]}, "-", b"", body_bytes)
+    del message
+    assert [each() is None for each in seen[-60:]] == [False] * 60
+    assert sum(each() is not None for each in seen) * body_bytes <= 32 << 20
 
 
 @given(

@@ -59,14 +59,14 @@ async def test_only_a_large_request_is_placed_on_another_thread() -> None:
     """A hop to a thread costs more than a small request does."""
     watched = Watched()
     lineage = SharedLineage(watched)
-    for is_large in (False, True):
-        await lineage.place(Evidence(), conversation("a"), "-", "", is_large=is_large)
+    for body_bytes in (LARGE_BYTES, LARGE_BYTES + 1):
+        await lineage.place(Evidence(body_bytes=body_bytes), conversation("a"), "-", "")
     assert watched.threads == [True, False]
 
 
 def placing(lineage: SharedLineage, text: str, *, is_large: bool) -> asyncio.Task[Placed]:
     """A request with a text, which is being placed."""
-    return asyncio.create_task(lineage.place(Evidence(), conversation(text), "-", "", is_large=is_large))
+    return asyncio.create_task(lineage.place(Evidence(body_bytes=LARGE_BYTES + is_large), conversation(text), "-", ""))
 
 
 async def held(watched: Watched, lineage: SharedLineage) -> asyncio.Task[Placed]:
