@@ -32,6 +32,7 @@ _WRITE_S: Final = 60.0  # for a piece of a request that the owner does not read
 _EXPIRY_S: Final = 2.0  # of an unused connection: less than the owner's, or a request could meet its end
 _AGAIN_S: Final = 0.5
 _MOST_S: Final = 60.0  # that a request waits for the owner, and the last door for its end
+_MOST_START_S: Final = 600.0  # that the owner reads vLLM's modules before it can answer, on a busy machine
 # Headers that are about one connection, or that each server writes for itself.
 _NOT_PASSED_ON: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
@@ -186,8 +187,12 @@ class OwnerLink:
                 )
 
     async def watch(self, hang_timeout_s: float) -> None:
-        """Kill an owner that does not answer for some time: Ray, which starts it again, notices only its end."""
+        """Kill an owner that does not answer for some time: Ray, which starts it again, notices only its end. One that
+        starts has not hung, or doors would kill each new one before it could answer."""
         while True:
+            with suppress(RayError, TimeoutError):
+                async with asyncio.timeout(_MOST_START_S):
+                    await self._owner.ping.remote()
             await until_stuck(self._owner.ping.remote, lambda: ProcessUsage(0.0, is_stopped=False), hang_timeout_s)
             get_logger().warning("the engine behind this door hung, and was killed")
             await in_thread(lambda: ray.kill(self._owner, no_restart=False))

@@ -311,6 +311,34 @@ async def test_an_owner_ends_after_its_engine(monkeypatch: pytest.MonkeyPatch) -
     await until(lambda: killed == ["the owner"])
 
 
+async def test_an_owner_that_starts_is_not_taken_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A door waits long for the first answer of each owner, and kills it if later ones do not come."""
+    import ray
+
+    from weft.engine.serve.doors.door import OwnerLink
+
+    asked: list[asyncio.Future[None]] = []
+    killed: list[int] = []
+
+    def ping() -> asyncio.Future[None]:
+        asked.append(asyncio.get_running_loop().create_future())
+        return asked[-1]
+
+    monkeypatch.setattr(ray, "kill", lambda _owner, no_restart: killed.append(len(asked)))
+    setup: Any = None
+    link = OwnerLink(setup)
+    link._owner = Namespace(ping=Namespace(remote=ping))
+    watching = asyncio.ensure_future(link.watch(1e-3))
+    for owner in (1, 2):
+        await until(lambda first=2 * owner - 1: len(asked) == first)
+        for _ in range(50):  # many times its time limit
+            await asyncio.sleep(1e-3)
+        assert len(killed) == owner - 1
+        asked[-1].set_result(None)
+        await until(lambda owner=owner: len(killed) == owner)
+    watching.cancel()
+
+
 async def test_only_doors_reach_the_owner() -> None:
     """A stranger who finds the owner's port is refused, and a door's client cannot name another origin."""
     from weft.engine.serve.doors.owner import FromDoors
