@@ -30,7 +30,7 @@ from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import Authenticate, KeyRing
 from weft.engine.serve.routes import add_metrics, add_routes, spans_sent_to
-from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
+from weft.engine.vllm_compat.server_names import build_app, envs, get_uvicorn_log_config, init_app_state, setup_server
 
 _POLL_S: Final = 0.2
 _LAST_ANSWERS_S: Final = 5.0  # for the errors of calls that were aborted at the end of the drain
@@ -158,6 +158,7 @@ def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:
         **({} if log_config is None else {"log_config": log_config}),
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
         ssl_ca_certs=options.ssl_ca_certs,

@@ -8,7 +8,8 @@ from weft.engine.vllm_compat.versions.version import require_vllm
 require_vllm()
 leave_the_root_logger()
 
-from vllm.engine.protocol import EngineClient  # noqa: E402  the version is checked first
+from vllm import envs  # noqa: E402  the version is checked first
+from vllm.engine.protocol import EngineClient  # noqa: E402
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state  # noqa: E402
 from vllm.entrypoints.launchers.app import build_app  # noqa: E402
 from vllm.entrypoints.launchers.launcher import setup_server  # noqa: E402

@@ -432,8 +432,8 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.tool_parsers.ToolParserManager": Uses(called={"list_registered": "(cls) -> list[str]"}),
     "vllm.envs": Uses(
         read=(
-            "VLLM_CONFIGURE_LOGGING VLLM_CPU_OMP_THREADS_BIND VLLM_ENABLE_V1_MULTIPROCESSING VLLM_LOGGING_LEVEL "
-            "VLLM_RPC_BASE_PATH"
+            "VLLM_CONFIGURE_LOGGING VLLM_CPU_OMP_THREADS_BIND VLLM_ENABLE_V1_MULTIPROCESSING "
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_LOGGING_LEVEL VLLM_RPC_BASE_PATH"
         )
     ),
     # -- the HTTP server

@@ -56,6 +56,14 @@ async def application(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"secret"})
 
 
+def test_connections_are_kept_as_long_as_vllm_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variable is set where a load balancer keeps connections longer than the 5 s of its default."""
+    options, _engine = parse_options([])
+    assert uvicorn_config(application, options).timeout_keep_alive == 5
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "75")
+    assert uvicorn_config(application, options).timeout_keep_alive == 75
+
+
 def test_the_server_speaks_tls(tmp_path: Path) -> None:
     """A client that knows the certificate is answered, another one refuses, and plain text gets nothing."""
     cert_file, key_file = certificate(tmp_path)
