@@ -139,6 +139,28 @@ class Witness(ProgramObserver):
                         yield f"call {node.call_id} left {outcome} with {row.account}, and its graph has {shown}"
 
 
+class RemoteWitness(ProgramObserver):
+    """Sees which accounts a client of `weft.connect` has of its finished calls."""
+
+    def __init__(self) -> None:
+        self.finished: dict[str, Account] = {}
+
+    def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
+        del now_s
+        if outcome is CallState.FINISHED:
+            self.finished[row.identity.call_id] = row.account
+
+    def unlike(self, life: Life) -> Iterator[str]:
+        """Calls whose costs are others here than at the server. Who breaks a stream off does not hear of its last."""
+        at_server = {call_id.rpartition("/")[2]: rows for call_id, rows in life.witness.left.items()}  # without scopes
+        whole = {event.call for event in life.history.events if (event.kind, event.value) == ("return", "finished")}
+        for call_id, account in self.finished.items():
+            for row, _ in at_server[call_id] if call_id in whole else ():
+                mine, its = ((each.service_s, each.output_tokens) for each in (account, row.account))
+                if abs(mine[0] - its[0]) > 1e-6 or mine[1] != its[1]:
+                    yield f"call {call_id} cost {mine} for its client, and {its} for the server"
+
+
 def at_rest(life: Life) -> Iterator[str]:
     """What is left of programs when all have ended and nothing fails any more, and which replicas do not run."""
     engine: Any = life.engine
@@ -203,12 +225,15 @@ def after_end(life: Life) -> Iterator[str]:
                 yield f"{names[event.call]} finished with {tokens} tokens, and its account is {account}"
     yield from _unsettled(life)
     yield from _recorded(life)
+    yield from life.remote_witness.unlike(life)
     if life.earlier is not None and hasattr(life, "engine"):
         learned = life.witness.learned_from
         if life.engine.forecasts.learned != learned:
             yield f"the engine has learned from {life.engine.forecasts.learned} programs of {learned}"
         # What ends after a sudden end of the engine is saved when the process ends.
-        yield from life.earlier.problems(learned, is_saved=not (life.disk.fault or life.wants_shutdown))
+        yield from life.earlier.problems(
+            learned, is_saved=not (life.disk.fault or life.disk_fails_at_end or life.wants_shutdown)
+        )
 
 
 def _unsettled(life: Life) -> Iterator[str]:
@@ -237,7 +262,7 @@ def _recorded(life: Life) -> Iterator[str]:
     has_lines = life.trace_file.exists() and life.trace_file.stat().st_size > 0
     recorded = {each.program: each for each in read(life.trace_file)} if has_lines else {}
     expected = {program_id: calls for program_id, calls in life.witness.outputs.items() if calls}
-    if "disk" in life.faults.happened:  # after an error nothing more is written
+    if "disk" in life.faults.happened or life.disk_fails_at_end:  # after an error nothing more is written
         expected = {program_id: calls for program_id, calls in expected.items() if program_id in recorded}
     if recorded.keys() != expected.keys():
         yield f"the trace has the programs {sorted(recorded)}, and {sorted(expected)} had outputs"

@@ -86,7 +86,7 @@ class HistoryOfEarlier:
         left = [each.name for each in self.path.parent.iterdir() if each.name.endswith(".new")]
         if left:
             yield f"{left} are left of histories that were not written"
-        found = _programs(History.from_json(self.path.read_bytes()))
+        found = _programs(History.from_json(self.path.read_bytes())) if self.path.exists() else 0
         if is_saved and found != self.programs + learned:
             yield f"the history has {found} programs, after {self.programs} of earlier engines and {learned} of this"
 

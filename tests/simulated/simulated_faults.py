@@ -36,6 +36,11 @@ KINDS: Final = {
     "disk": 1,  # no trace and no history can be written, for a while
     "shutdown": 0.3,
 }
+# Those that came later, and leave the lives of seeds that have none of them as they were.
+LATER_KINDS: Final = (
+    "pause",  # the host is stopped for a while, and its replicas go on
+    "jump",  # the machine is suspended
+)
 
 
 class Fault(NamedTuple):
@@ -43,7 +48,7 @@ class Fault(NamedTuple):
 
     Attributes:
         turn: Before which turn of the world.
-        kind: A key of `KINDS`.
+        kind: A key of `KINDS`, or one of `LATER_KINDS`.
         number: Chooses what it happens to.
     """
 
@@ -58,7 +63,11 @@ def faults_of(seed: int) -> list[Fault]:
     kinds, weights = list(KINDS), list(KINDS.values())
     turns = [rng.randrange(rng.choice([200, 1500, 4000])) for _ in range(rng.choice([0, 1, 2, 4, 8]))]
     turns += [turn for turn in turns if rng.random() < 0.25]
-    return sorted(Fault(turn, rng.choices(kinds, weights)[0], rng.randrange(1 << 16)) for turn in turns)
+    faults = [Fault(turn, rng.choices(kinds, weights)[0], rng.randrange(1 << 16)) for turn in turns]
+    later = random.Random(f"later faults {seed}")
+    number = later.choice([0, 0, 0, 1, 2])
+    faults += [Fault(later.randrange(1500), later.choice(LATER_KINDS), later.randrange(1 << 16)) for _ in range(number)]
+    return sorted(faults)
 
 
 class Faults:
@@ -185,6 +194,12 @@ class Faults:
     def _start_hangs(self, rng: random.Random) -> Any:
         del rng
         self._life.launcher.starts.append("hang")
+
+    def _pause(self, rng: random.Random) -> Any:
+        self._life.world.put_to_sleep(rng.choice([0.1, 3.0, 10.0, 30.0]) * rng.random())
+
+    def _jump(self, rng: random.Random) -> Any:
+        self._life.world.jump(rng.choice([1.0, 10.0, 40.0]) * rng.random())
 
     def _shutdown(self, rng: random.Random) -> Any:
         del rng

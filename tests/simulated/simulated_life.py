@@ -23,7 +23,7 @@ from typing import Any, Final
 from unittest import mock
 
 from history import History
-from simulated_checks import Witness, after_end, at_rest
+from simulated_checks import RemoteWitness, Witness, after_end, at_rest
 from simulated_clients import MODEL, Client, model_folder
 from simulated_disk import Disk, HistoryOfEarlier
 from simulated_faults import Fault, Faults, faults_of
@@ -80,12 +80,14 @@ class Life:
         self.problems: list[str] = []
         self.call_names: dict[str, str] = {}
         self.witness = Witness(self.world)
+        self.remote_witness = RemoteWitness()
         self.left_early: list[str] = []  # calls whose clients broke them off long before their ends
         self.calm_s = math.inf  # when nothing failed any more
         self.wants_shutdown = False
         self._rng = random.Random(f"life {seed}")
         self.max_calls = self._rng.choice([2, 4, 8])  # on one replica
         self.disk = Disk()
+        self.disk_fails_at_end = random.Random(f"last disk {seed}").random() < 0.1
         self.earlier: HistoryOfEarlier | None = None
         self.swap = self._rng.choice([None, None, *_MEMORIES])
 
@@ -182,6 +184,7 @@ class Life:
             self.server = Server(self)
         if self.door == "connect":
             self.remote = weft.connect("http://localhost")
+            self.remote.observe(self.remote_witness)
         kind = HttpClient if self.door == "http" else Client
         self.clients = [kind(self, number) for number in range(rng.choice([1, 3, 6]))]
         self.running = [self.users.create_task(client.run()) for client in self.clients]
@@ -205,6 +208,8 @@ class Life:
         world.before_turn = lambda: None
         if self.server is not None:
             self.server.stop()
+        if self.disk_fails_at_end:
+            self.disk.fault = "broken"
         self.engine.shutdown()
         with suppress(DeadlockError):
             world.run_until(self._is_over, world.now_s + LIMIT_S)

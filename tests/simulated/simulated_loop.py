@@ -68,6 +68,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.world, self.name = world, name
         self.callbacks: deque[asyncio.Handle] = deque()  # in their order
         self.steps: list[asyncio.Handle] = []  # of tasks that can go on, in any order
+        self.sleeps_until_s = 0.0  # it runs nothing before that
         self.set_task_factory(self._make_task)
         self.set_exception_handler(lambda _loop, context: world.complain(context["message"], context.get("exception")))
 
@@ -150,6 +151,7 @@ class World:
         self._outside = SimulatedLoop(self, "outside")  # what runs on no loop: threads, processes, the network
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._due: list[asyncio.Handle] = []
+        self._due_s = 0.0  # when they were to run
         self._digest = hashlib.blake2b(digest_size=16)
         self._trace = trace
 
@@ -176,6 +178,16 @@ class World:
     def pause_s(self, most_ticks: int) -> float:
         """A pause that is drawn: 0 or some ticks."""
         return self.rng.randrange(most_ticks + 1) * TICK_S
+
+    def put_to_sleep(self, seconds: float) -> None:
+        """Stop all loops for a while, as when the host is stopped. What is outside of them goes on."""
+        for loop in self.loops:
+            loop.sleeps_until_s = self.now_s + seconds
+        self.call_later(seconds, lambda: None)
+
+    def jump(self, seconds: float) -> None:
+        """Let a time pass in which nothing runs at all, as when the machine is suspended."""
+        self.now_s += seconds
 
     # -- what has happened
 
@@ -257,12 +269,20 @@ class World:
     def _next(self) -> asyncio.Handle:
         """Take what happens next: the seed chooses."""
         while True:
-            ready = [loop for loop in self.loops if loop.callbacks or loop.steps]
+            awake = [loop for loop in self.loops if loop.sleeps_until_s <= self.now_s]
+            ready = [loop for loop in awake if loop.callbacks or loop.steps]
             if self._timers and (not (ready or self._due) or (self.busy and self.rng.random() < self.busy)):
                 self.now_s = max(self.now_s, self._timers[0][0])
-            while self._timers and self._timers[0][0] <= self.now_s:
-                handle = heapq.heappop(self._timers)[2]
-                if not (handle._cancelled or handle._loop.is_closed()):
+            # Timers of one moment run in any order, and all that are due after a jump in theirs.
+            while self._timers and self._timers[0][0] <= (self.now_s if not self._due else self._due_s):
+                when_s, number, handle = heapq.heappop(self._timers)
+                wakes_s = getattr(handle._loop, "sleeps_until_s", 0.0)
+                if handle._cancelled or handle._loop.is_closed():
+                    continue
+                if wakes_s > self.now_s:
+                    heapq.heappush(self._timers, (wakes_s, number, handle))
+                else:
+                    self._due_s = when_s
                     self._due.append(handle)
             counts = [len(self._due), *(bool(loop.callbacks) + len(loop.steps) for loop in ready)]
             total = sum(counts)

@@ -93,6 +93,37 @@ def test_timers_are_exact() -> None:
         assert world.run(world.new_loop("loop"), main()) == [0.5, 1000.5, 1000.75]
 
 
+def test_timers_run_in_their_order_after_a_jump() -> None:
+    """As asyncio runs them, when a suspended machine goes on. Only those of one moment run in any order."""
+    for seed in range(20):
+        with closing(World(seed)) as world:
+            loop, seen = world.new_loop("loop"), list[float]()
+            for when_s in (3.0, 1.0, 2.0, 4.0):
+                loop.call_at(when_s, seen.append, when_s)
+            world.jump(10.0)
+            world.run_until(lambda seen=seen: len(seen) == 4)
+            assert world.now_s == 10.0
+        assert seen == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_host_that_is_stopped_runs_nothing_and_goes_on() -> None:
+    """What is outside of it goes on meanwhile. Then its timers run late."""
+    for seed in range(20):
+        with closing(World(seed)) as world:
+            loop, seen = world.new_loop("loop"), list[tuple[str, float]]()
+
+            def note(what: str, world: World = world, seen: list[tuple[str, float]] = seen) -> None:
+                seen.append((what, world.now_s))
+
+            loop.call_at(1.0, note, "timer")
+            loop.call_soon(note, "callback")
+            world.call_later(2.0, lambda note=note: note("outside"))
+            world.put_to_sleep(5.0)
+            world.run_until(lambda seen=seen: len(seen) == 3)
+        assert seen[0] == ("outside", 2.0)
+        assert sorted(seen[1:]) == [("callback", 5.0), ("timer", 5.0)]
+
+
 def test_tasks_that_wait_for_ever_are_an_error() -> None:
     """The error says where they wait, and comes at once."""
 
@@ -153,10 +184,10 @@ def test_nothing_is_lost_in_lives_that_once_went_wrong() -> None:
 @pytest.mark.slow
 def test_nothing_is_lost_in_many_lives() -> None:
     """The same, and every kind of fault meets something."""
-    from simulated_faults import KINDS
+    from simulated_faults import KINDS, LATER_KINDS
 
     happened = live(range(20, 520))
-    assert {kind for kind in KINDS if not happened[kind]} == set()
+    assert {kind for kind in (*KINDS, *LATER_KINDS) if not happened[kind]} == set()
 
 
 def test_every_planted_fault_can_be_planted() -> None:
