@@ -335,9 +335,9 @@ class Turns:
         is_own = any(len(had) == 1 and len(folded_texts([item])) >= SHORT_BYTES for item, had in given.items())
         found = set()
         for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
-            around_answer = text if any(line in turn.question for line in tasks) else plain
-            is_said = self._givers.get(scope, turn.answer) == program_id and turn.answer in around_answer
-            is_said = is_said and not _is_asked(turn.told, text)
+            is_said = self._givers.get(scope, turn.answer) == program_id and not _is_asked(turn.told, text)
+            if is_said := is_said and (turn.answer in text or turn.answer in plain):  # lines take long to look for
+                is_said = turn.answer in (text if any(line in turn.question for line in tasks) else plain)
             is_asked = len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
             if is_said or (is_own and is_asked) or (is_told and _goes_on(turn, texts, text, around)):
                 had = [each.get(program_id) for each in given.values()]
