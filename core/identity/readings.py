@@ -41,7 +41,7 @@ class Readings:
         """The conversation in a request of any of the three APIs.
 
         It is empty if there is none, as in a plain completion, or if it has more than `MOST_ITEMS`, which take too long
-        to compare. Its digests begin with `start`.
+        to compare. Its digests begin with `start`. What is kept of a request counts for at least its `body_bytes`.
         """
         before = items_before(body)
         messages = body.get("messages", body.get("input"))
