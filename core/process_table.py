@@ -74,9 +74,7 @@ class ProcessTable(ShownAsTable):
         """Add a row for a call that is sent to an engine.
 
         Args:
-            identity: the call.
             engine_id: the engine. None: a balancer chooses one later, and `assign` reports it.
-            now_s: the time.
 
         Returns:
             The call's row, and a copy of the program's attained service and wait, which travels with the call.

@@ -48,9 +48,6 @@ class Registration(Generic[T]):
     """A class that users choose by name.
 
     Attributes:
-        name: What users write.
-        summary: One line for help texts and docs.
-        kind: The class.
         parameters: A frozen dataclass that validates itself. All its fields have defaults.
         simulation_only: Whether the class needs what only a simulator knows.
     """

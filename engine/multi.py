@@ -370,9 +370,6 @@ def make_launcher(
 ) -> Launcher:
     """Make the launcher for `backend`. The arguments are those of `AsyncMultiLLMEngine`.
 
-    Args:
-        on_account: Called with the account of each call.
-
     Raises:
         ReplicaError: The backend is unknown, or an argument belongs to the other backend.
         ClusterError: Ray is not installed, or its cluster does not answer.

@@ -105,7 +105,6 @@ class EngineOptions:
         """The options that a user has written as keywords.
 
         Args:
-            keywords: The keywords.
             function: The function that got them. A wrong keyword may stand for one of its parameters.
 
         Raises:

@@ -10,8 +10,6 @@ from weft.core.program.structure.lineage import NOTHING, Content
 
 
 class Caller(NamedTuple):
-    """Who makes a call."""
-
     program: Program | None = None  # None: the call is a program of its own
     agent: str | None = None
     run: Hashable = None  # in which the call is made; None: where the handle says
@@ -23,14 +21,10 @@ class ClientCall:
     """A model call. It is named when it is made, and its program counts it however the `with` block ends.
 
     Args:
-        caller: Who makes it.
-        inputs: Returns the content of its input.
         tool_calls: The ids of all tool calls in the input. None of them runs any more, with a result or without one.
         tools_before: The names of the tools that ran before it.
 
     Attributes:
-        program: Its program.
-        identity: Its ids.
         output: The content of its answer, if there is one.
         tools: The names of the tools that the answer calls, by tool call.
 

@@ -26,9 +26,6 @@ class Contexts(ABC):
     """Joins predictors and a KV policy for one replica. Times are seconds on the caller's clock.
 
     Attributes:
-        memory: The engine's memory as last reported.
-        tool_times: What is known of the times of tools.
-        reuse: The chances that contexts are continued.
         held_tokens: The tokens of contexts that are held, without those that several programs share.
     """
 

@@ -59,9 +59,7 @@ def contexts_to_fetch(
     has not arrived, its context is copied as late as possible, because the call may not come, or may come later.
 
     Args:
-        contexts: All contexts of open programs, in any order.
         room_tokens: The tokens that the KV cache holds, without those that running calls use.
-        copy_token_s: Seconds to copy a token.
         lead_s: Seconds by which a copy should be done before its context is needed. Infinite: all copies are due.
     """
     found: list[T] = []

@@ -49,8 +49,6 @@ class HostTier:
     `free` is called with each slot that becomes free.
 
     Attributes:
-        tree: The blocks as a tree of prefixes.
-        order: The order in which blocks are given up.
         slots: The slot of each block by the block's key.
         shortened: Contexts that have lost blocks. The caller empties it.
     """

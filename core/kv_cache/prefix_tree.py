@@ -154,7 +154,6 @@ class PrefixTree:
         return [context for ends in self._ends.values() for context in ends]
 
     def contexts_beyond(self, other: PrefixTree) -> list[Context]:
-        """The contexts that the other tree does not have."""
         there, none = other._ends, dict[Context, Block]()
         return [each for program, ends in self._ends.items() for each in ends if each not in there.get(program, none)]
 

@@ -104,7 +104,6 @@ class History:
 
     @property
     def models(self) -> list[str]:
-        """The models that have a history."""
         return list(self._models)
 
     def to_json(self, *, with_graphs: bool = True) -> str:

@@ -92,7 +92,6 @@ class Tally:
 
     @property
     def mean(self) -> Cost:
-        """The mean cost of its calls."""
         return Cost(*(each / self.visits for each in self.sums)) if self.visits else Cost()
 
 

@@ -55,7 +55,6 @@ class Templates:
         yield from [*self._new.items(), *self._known.items()]
 
     def get(self, name: str) -> Template | None:
-        """The template of a name, if there is one."""
         name = name[:MOST_LETTERS]
         return self._known.get(name) or self._new.get(name)
 
@@ -128,11 +127,8 @@ class ExecutionGraphs:
         """A call begins.
 
         Args:
-            name: The name of its program.
-            identity: The call.
             label: What the program's author calls this kind of call.
             tools: The tools that ran between its parents and the call.
-            now_s: The time.
         """
         with self._lock:
             program_id = identity.program_id
@@ -146,10 +142,7 @@ class ExecutionGraphs:
         """A call ends.
 
         Args:
-            program_id: Its program.
-            call_id: The call.
             cost: What it cost; None: it has no result, so nothing follows it.
-            now_s: The time.
         """
         with self._lock:
             found = self._programs.get(program_id)

@@ -248,7 +248,6 @@ class SamplesByName:
         return len(self._new) + len(self._known)
 
     def get(self, name: Hashable) -> Samples | None:
-        """The samples of a name, if it has any."""
         return self._known.get(name) or self._new.get(name)
 
     def most_seen(self, count: int) -> list[tuple[Hashable, Samples]]:
@@ -257,7 +256,6 @@ class SamplesByName:
         return heapq.nlargest(count, every, key=lambda each: len(each[1]))
 
     def observe(self, name: Hashable, value: float) -> None:
-        """Add a sample to a name."""
         samples = self._known.get(name)
         if samples is not None:
             self._known.move_to_end(name)

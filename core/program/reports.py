@@ -38,7 +38,6 @@ class Reports:
     """What integrations and engines report of a program, by one of its handles. Users take `weft.Program`.
 
     Args:
-        shared: the state of the program.
         anchors: the run that the handle stands for, and those of the handles around it.
         own_anchor: the same without the run in which the handle was passed on: the top, or a branch.
 

@@ -59,9 +59,6 @@ class Admission:
     def enter(self, now_s: float) -> None:
         """Admit a call; `leave` ends it.
 
-        Args:
-            now_s: the time, in seconds of a monotonic clock.
-
         Raises:
             OverloadedError: the limit is reached. `retry_after_s` estimates when this call can be admitted if the calls
                 that were refused before it come back first.

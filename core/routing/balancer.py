@@ -141,7 +141,6 @@ class Balancer(Registered, ABC):
         """Return the engine for a call.
 
         Args:
-            arrival: the call.
             loads: the engines. The result must be one that is not full.
         """
 

@@ -27,9 +27,6 @@ class Liveness:
 
     Time in which nobody observed does not count: if this process was stopped together with the engine, the engine gets
     the whole time limit again to answer.
-
-    Args:
-        timeout_s: the time limit in seconds, above 0.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -50,8 +47,6 @@ class Liveness:
         """Take an observation.
 
         Args:
-            now_s: the time, in seconds of a monotonic clock.
-            usage: what the engine's processes have used so far.
             answered: whether the engine has answered since the observation before.
 
         Returns:

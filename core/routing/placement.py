@@ -17,7 +17,6 @@ def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
 
     Args:
         cores: the numbers of the cores. The remainder of the division is not used.
-        shares: how many sets.
 
     Returns:
         The sets; an empty list if there are fewer cores than sets.
@@ -32,7 +31,6 @@ def share_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[str]:
 
     Args:
         gpus: the names of the GPUs, as in CUDA_VISIBLE_DEVICES.
-        replicas: how many replicas.
         each: how many GPUs a replica needs.
 
     Returns:
@@ -47,7 +45,6 @@ def largest_share(cores: Iterable[int], shares: int) -> int:
     """Return the largest number of cores that each of several replicas can have, if all get the same number.
 
     Args:
-        cores: how many cores each host has.
         shares: how many replicas. The cores of one replica must be on one host.
 
     Returns:

@@ -25,8 +25,6 @@ from weft.core.routing.balancer import Arrival, Balancer, Loads
 
 
 class ReplicaState(StrEnum):
-    """The state of a replica."""
-
     STARTING = "starting"  # its processes start; it takes no calls yet
     READY = "ready"  # it takes calls
     DRAINING = "draining"  # it finishes its calls in flight and is then removed
@@ -76,7 +74,6 @@ class ReplicaSet:
     What takes the name of a replica raises `ReplicaError` if there is none, but for `leave` and `state`.
 
     Args:
-        balancer: chooses among the replicas that can take a call.
         max_calls: the most calls in flight on one replica, running or in its queue. A replica with so many calls is not
             offered to the balancer.
 
@@ -97,7 +94,6 @@ class ReplicaSet:
         """Choose a replica for a call and count the call as in flight there, until `leave`.
 
         Args:
-            arrival: the call.
             avoid: replicas on which the call has failed. They are chosen only if no other replica can take the call.
 
         Returns:
@@ -194,9 +190,7 @@ class ReplicaSet:
         """Take `drain` back, because the replica is not removed after all.
 
         Args:
-            engine_id: the replica.
             now_s: the time. A replica that has died is started again after its pause.
-            is_starting: whether the replica is being started.
         """
         replica = self._get(engine_id)
         if not math.isnan(replica.ready_at_s):
@@ -208,7 +202,6 @@ class ReplicaSet:
             replica.restart_at_s = now_s + pause_s(replica.failures)
 
     def remove(self, engine_id: EngineId) -> None:
-        """Remove a replica that is gone."""
         self._enter(self._get(engine_id), ReplicaState.DRAINING)
         del self._replicas[engine_id]
         self.balancer.lose_engine(engine_id)

@@ -52,8 +52,6 @@ _MOVE_TOKENS: Final = 256.0  # worth computing again on an idle engine to be ahe
 
 
 class EngineQueue(NamedTuple):
-    """An engine as stealing sees it."""
-
     load: EngineLoad
     waiting: int  # calls in its queue, including those that wait again after a preemption
 

@@ -49,10 +49,7 @@ def compose(
     """Make the document. It takes no lock, so the rows may change meanwhile.
 
     Args:
-        open_rows: The rows of the programs that are open.
         ended_rows: The rows of programs that have ended, the newest first.
-        model: The name of the (first) model.
-        policy: The scheduling policy's name.
         scope: Only programs whose id begins with it are shown.
     """
     mine = [row for row in open_rows if row.info.program_id.startswith(scope)]

@@ -177,7 +177,6 @@ def timeline(
         now_s: the time on the engine's clock. Default: the last end of a call.
         start_s: when the program started. Default: when its first call arrived.
         end_s: when it ended; None if it has not ended, or its end is not known.
-        state: the state of the program.
         tools: the runs of its tools. Without them, the tools that the graph names are used.
         tools_forgotten: how many older runs there were.
         live: what is known of calls in flight. The graph has the accounts of the other calls.

@@ -129,7 +129,6 @@ class RunningBatch:
         return max(self.ranks, key=self.ranks.__getitem__)
 
     def in_rank_order(self, calls: dict[SimCall, None] | dict[SimCall, int]) -> list[SimCall]:
-        """Sort running calls by rank."""
         return sorted(calls, key=lambda call: self.ranks[call])
 
     # -- calls enter and leave

@@ -65,7 +65,6 @@ class SimCall(Call):
 
     @property
     def kv_key(self) -> Hashable:
-        """The key of its KV in the cache."""
         return self.owner.number, self.index
 
     def shared_prefixes(self) -> Iterator[tuple[Hashable, int]]:

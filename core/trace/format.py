@@ -332,7 +332,6 @@ def ordered(calls: Iterable[TraceCall], where: str) -> tuple[TraceCall, ...]:
 
     Args:
         calls: the calls. Parents that are not among them are not waited for.
-        where: the place, for the message.
 
     Raises:
         TraceError: calls wait for one another in a circle.

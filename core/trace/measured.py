@@ -32,7 +32,6 @@ def measured_of(node: CallNode, threads: dict[str, str], start_s: float) -> Meas
     """What was measured of a call that has left; None if it has not.
 
     Args:
-        node: the call in its program's graph.
         threads: the numbers of the program's threads so far. The call's thread is added to it.
         start_s: when the program arrived, in seconds of the engine's clock.
     """

@@ -90,9 +90,6 @@ class Recorder(ProgramObserver):
     After the start, errors are not raised: recording stops with one warning. If programs end faster than they can be
     written, some are not recorded, with one warning.
 
-    Args:
-        path: the file. It is created if it does not exist.
-
     Raises:
         TraceError: the file cannot be written, is not a trace, or is locked by another process for longer than 5 s.
     """

@@ -52,7 +52,6 @@ class TraceWriter:
 
         Args:
             line: makes the line on the writer's thread. It returns None if there is nothing to write.
-            calls: how many calls the program has.
         """
         with self._changed:
             if self.stopped:
@@ -175,7 +174,6 @@ def append(path: Path, line: str, gives_up: threading.Event) -> None:
     """Append a line to a file, whole or not at all.
 
     Args:
-        path: the file. It is created if it does not exist.
         line: the line, without its end.
         gives_up: when it is set, the wait for the file's lock ends.
 

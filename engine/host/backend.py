@@ -32,12 +32,10 @@ class Sessions:
         self._programs: dict[SessionId, set[ProgramId]] = {}
 
     def begin(self, info: ProgramInfo) -> None:
-        """A program begins."""
         with self._lock:
             self._programs.setdefault(info.session_id, set()).add(info.program_id)
 
     def end(self, info: ProgramInfo) -> None:
-        """A program has ended."""
         with self._lock:
             programs = self._programs[info.session_id]
             programs.discard(info.program_id)
@@ -88,16 +86,7 @@ class Programs:
     """The programs of an engine, which call it as their `weft.core.program.state.Backend`.
 
     Args:
-        options: The engine's options.
-        life: Whether the engine takes calls.
-        in_flight: The engine's calls in flight, which know its process table.
-        idle: Ends the programs that are abandoned.
-        messages: Tells the schedulers.
         hears_events: Whether they want to know what happens between calls.
-
-    Attributes:
-        observers: They are told what happens to programs.
-        sessions: The open sessions.
     """
 
     def __init__(
@@ -173,7 +162,6 @@ class Programs:
     # guess. A forked child changes nothing.
 
     def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None:
-        """A program waits for a tool from now on."""
         if self.life.is_forked:
             return
         started = self.table.tool_started(program_id, run, tool, self._clock())
@@ -185,7 +173,6 @@ class Programs:
             self.messages.happened(ProgramEvent(EventKind.TOOL_STARTED, program_id, name, started.number))
 
     def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
-        """Tools have returned."""
         if self.life.is_forked:
             return
         now_s = self._clock()

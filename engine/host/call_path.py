@@ -44,11 +44,6 @@ class CallPath:
     """What an engine does with a call.
 
     Args:
-        programs: The engine's programs.
-        link: To where calls run.
-        loop: The engine's event loop.
-        options: The engine's options.
-        recorder: Gets the tokens of calls; None: nobody records them.
         learns: Whether the scheduling policy learns, and tells programs apart by their fingerprints.
     """
 
@@ -82,9 +77,7 @@ class CallPath:
 
         Args:
             body: The request in OpenAI's chat format.
-            program: The call's program.
             identity: The call's ids, from `program.reports.start_call`.
-            stream: Whether the answer comes in parts.
 
         Returns:
             The call, and the request for its endpoint.
@@ -131,9 +124,6 @@ class CallPath:
         """Admit a call whose request a server has checked. Each step is undone if a later one fails.
 
         Args:
-            endpoint: The model's.
-            program: The call's program.
-            identity: The call's ids, from `program.reports.start_call`.
             timeout_s: Seconds that the call may take, above 0; None: no limit.
             make_fingerprint: Of the system prompt and the tools.
             settings: What the request asks of sampling, see `settings_of`.
@@ -267,7 +257,6 @@ class CallPath:
         It runs in a task of its own, so that its program and its deadline can end it.
 
         Args:
-            opened: The call and what the engine gives.
             deliver: Gets the items, on the engine's event loop.
             finish: Then gets END_OF_STREAM or an exception, on any thread.
             is_closed: Whether an abort means that the engine was closed. None: as the engine says.

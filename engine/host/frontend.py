@@ -112,7 +112,6 @@ class FrontEnd:
         """Make the parts that need the event loop and the way to where calls run. They do not keep the engine alive.
 
         Args:
-            link: The way.
             learns: Whether the schedulers' policy learns, so that they are asked what.
         """
         loop, table, options = self._loop, self.table, self._options

@@ -46,7 +46,6 @@ class Endpoint(Protocol):
         """Check a request.
 
         Args:
-            body: The request.
             program, identity: The call; None: the request is only to be counted.
 
         Returns:
@@ -215,10 +214,6 @@ class InFlight:
     @asynccontextmanager
     async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:
         """Cancel the body when the call's deadline passes.
-
-        Args:
-            clock: Monotonic seconds, the engine's.
-            is_stream: Whether the caller gets the answer in parts.
 
         Raises:
             DeadlineError: It has passed.

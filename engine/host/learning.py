@@ -37,9 +37,6 @@ class HistoryFile:
     replaced as a whole, so a crash leaves the old one or the new one. Only its user may read it. Of two engines that
     share a file, the last one to write wins.
 
-    Args:
-        path: The file. It is created if it does not exist.
-
     Raises:
         HistoryError: The file cannot be read, set aside or written.
     """
@@ -142,10 +139,6 @@ class Forecasts(ProgramObserver):
     """Reports calls and programs to the execution graphs. Any thread may call its methods.
 
     Programs that were cancelled or abandoned are not learned from, because nothing says where they would have ended.
-
-    Args:
-        graphs: The execution graphs.
-        file: Where they are kept; None: nowhere.
     """
 
     def __init__(self, graphs: ExecutionGraphs, file: HistoryFile | None) -> None:
@@ -189,10 +182,6 @@ class LearnedReports(ProgramObserver):
     history, so each of them begins with what all have seen.
 
     Args:
-        loop: The engine's event loop.
-        send: Sends a control message to every scheduler; see `SchedulerMessages`.
-        table: The engine's process table.
-        file: Where the history is kept; None: nowhere.
         is_told: Whether the schedulers know of all programs that have ended.
     """
 

@@ -30,7 +30,6 @@ class Batches(Generic[T]):
     Failures are logged and not raised, so nothing may depend on the arrival of an item.
 
     Args:
-        loop: The engine's event loop.
         send: Sends the items that have come since the last message.
     """
 
@@ -88,10 +87,8 @@ class SchedulerMessages:
     service a little low.
 
     Args:
-        loop: The engine's event loop.
         send: Sends a control message to every scheduler of the engine, and returns their answers; None from a replica
             that does not run, and instead of the list if the engine is gone.
-        table: The engine's process table.
     """
 
     def __init__(

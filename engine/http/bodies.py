@@ -51,7 +51,6 @@ class Arrivals:
     """Counts the bodies that are arriving, and their bytes, by sender and in all. Use it on the server's event loop.
 
     Args:
-        max_body_bytes: The largest body that the server takes.
         body_s: Seconds within which a body must be complete.
         most_bodies: How many bodies may arrive at once. One sender may have half of them.
         most_bytes: How many bytes of them may be held; None: 512 MiB, or 8 of the largest bodies if that is more.
@@ -78,7 +77,6 @@ class Arrivals:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all bodies that are arriving."""
         return self._all_bytes
 
     @contextmanager

@@ -27,10 +27,8 @@ class RefuseForeignPages:
     """Refuses requests of other sites' pages. Clients that are no browser send no `Origin`, and pass.
 
     Args:
-        app: The application.
         host: The name or address at which the server listens, if there is one.
         origins: Other origins whose pages are trusted, as in vLLM's `--allowed-origins`. Its default "*" trusts none.
-        on_refused: Is told of requests that are refused.
     """
 
     def __init__(
@@ -114,7 +112,6 @@ class LimitedHttp(HttpToolsProtocol):
 
     Attributes:
         max_head_bytes: The most bytes of a request's first line and headers together.
-        max_headers: How many headers there may be.
     """
 
     max_head_bytes: ClassVar[int]

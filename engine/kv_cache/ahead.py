@@ -20,15 +20,7 @@ _MOVING: Final = 2  # times as much as else a step copies, beside it, if another
 
 
 class Spills:
-    """Copies contexts to host memory, with a soft hold's knowledge of the device's blocks.
-
-    Args:
-        store: Host memory.
-        retention: The contexts.
-        pool: vLLM's blocks.
-        block_of: The block that holds a key, if there is one.
-        forget: Called with the keys that vLLM has evicted, and with the time.
-    """
+    """Copies contexts to host memory, with a soft hold's knowledge of the device's blocks."""
 
     def __init__(
         self,
@@ -65,9 +57,6 @@ class Spills:
 
     def plan(self, most_blocks: int) -> bool:
         """Plan copies of contexts that are to be spilled, as many as one step makes.
-
-        Args:
-            most_blocks: The most blocks that the next step can take.
 
         Returns:
             Whether a context is in host memory now that was not.
@@ -253,10 +242,6 @@ class Fetches:
     """Plans fetches, and makes their blocks known to vLLM when they are done.
 
     Args:
-        store: Host memory.
-        retention: The contexts.
-        pool: vLLM's blocks.
-        block_of: The block that holds a key, if there is one.
         note: Called with a key and the block that holds it from now on.
         spare: Called with a key and a block that vLLM finds although no program needs it.
         make_room: Moves as many blocks as it is told to the front of vLLM's free list, in the policy's order.
@@ -297,8 +282,6 @@ class Fetches:
         """Plan what is due.
 
         Args:
-            most_blocks: The most blocks that the next step can take.
-            running: The calls that run.
             is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
 
         Returns:
@@ -351,7 +334,6 @@ class Fetches:
         """Have a call that could start wait for its blocks, if they come from host memory beside the steps or can.
 
         Args:
-            call: The call.
             hashes: vLLM's hashes of the blocks that it would find.
             first: How many of them it finds on the device.
             spared: How many blocks stay free besides all of these.
@@ -389,7 +371,6 @@ class Fetches:
 
     @property
     def calls_waiting(self) -> int:
-        """The calls that wait for copies."""
         return sum(map(self.is_awaited_by, self._waits)) if self._under_way else 0
 
     def is_awaited_by(self, call: str) -> bool:

@@ -301,7 +301,6 @@ def transfer_config(swap: SwapConfig, most_gib: float | None = None) -> KVTransf
     """The `kv_transfer_config` that makes vLLM use this connector.
 
     Args:
-        swap: Host memory.
         most_gib: The most that a worker takes, in GiB, if `swap` says "auto".
     """
     return KVTransferConfig(

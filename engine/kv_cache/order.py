@@ -79,10 +79,8 @@ class KvOrder:
         """A call is about to start. Whether it waits instead, while its KV comes from host memory beside the steps.
 
         Args:
-            request: vLLM's request.
             found_tokens: In vLLM's cache, in full blocks.
             spared_blocks: The free blocks that the call and those that run will take besides.
-            now_s: The time.
         """
         del request, found_tokens, spared_blocks, now_s
         return False

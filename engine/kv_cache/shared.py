@@ -346,7 +346,6 @@ class SharedPools:
     Args:
         link: What `SharedFolder.add` gave.
         shape: Of all parts.
-        rank: The worker's.
 
     Attributes:
         swapper: Copies through the small pool.

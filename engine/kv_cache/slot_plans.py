@@ -61,7 +61,6 @@ class SwapPlan:
 
     @property
     def read_slots(self) -> set[int]:
-        """The slots that it reads."""
         return {slot for batch in (*self.loads, self.fetch) for slot in batch.slots}
 
     def check_integrity(self) -> None:

@@ -356,9 +356,7 @@ class TieredHold(SoftHold):
     """A soft hold with host memory behind it.
 
     Args:
-        pool: vLLM's blocks, of a model with one kind of attention.
         retention: Decides by the policy, also about the store's host memory; no other object uses it.
-        store: Host memory.
     """
 
     def __init__(self, pool: BlockPool, retention: TieredRetention, store: HostStore) -> None:
@@ -506,8 +504,6 @@ def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int, store: Host
 
     Args:
         policy: The policy; no other order uses this object.
-        pool: vLLM's blocks.
-        block_tokens: The tokens of a block.
         store: Host memory. Without a policy that orders open programs' contexts it keeps preempted calls only.
     """
     if policy.follows_use:

@@ -79,16 +79,8 @@ class HostStore:
     own is, too. So a copy of a block that could not be loaded is never used. Each worker answers for its own failures:
     a slot that it could not write is a slot that it cannot load, and vLLM computes what was not loaded.
 
-    Args:
-        slots: KV blocks that the host memory holds.
-        block_tokens: Tokens of a block.
-        choice: From how many tokens on copies pay.
-
     Attributes:
-        capacity_tokens: The tokens that the host memory holds.
-        counts: Tokens so far.
         now_s: The time on the scheduler's clock, which the caller keeps.
-        events: Who hears of plans; None: nobody.
         workers: How many report on each plan.
         copies_beside: Whether their copies can run beside steps. Otherwise each plan is done with its own step.
         tier: Whose the blocks are, and which go first.
@@ -409,7 +401,6 @@ class HostStore:
         """A call runs no longer. It may have read, or computed from, blocks whose copies turn out to have failed.
 
         Args:
-            key: The call's.
             blocks: Gives the device's blocks that it had. Called only while the workers load.
         """
         if any(sent.readers for sent in self._sent):
@@ -481,8 +472,6 @@ class HostStore:
         """A call is preempted: plan to copy out its KV, if it is worth a swap.
 
         Args:
-            key: The call's request.
-            blocks: The call's KV blocks, in order.
             tokens: Tokens whose KV the blocks hold.
             hashes: vLLM's hashes of the call's full blocks, from the first on; there may be fewer than full blocks.
 

@@ -29,7 +29,6 @@ class SwapWorker:
 
     Args:
         caches: the worker's KV caches by layer, as vLLM registers them.
-        num_blocks: KV blocks in the caches.
         slots: KV blocks that the host memory holds, the same number on every worker.
         shared: The memory that it shares with other replicas; None if it shares no memory.
 

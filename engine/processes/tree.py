@@ -47,7 +47,6 @@ class ProcessTree:
     Args:
         pids: the processes at the top. Their owner ends them; this class ends the processes below.
         shared_memory: files of shared memory that the tree had before.
-        folder: of its sockets; None: it has none.
     """
 
     def __init__(self, pids: Iterable[int], shared_memory: Iterable[str] = (), folder: RunFolder | None = None) -> None:

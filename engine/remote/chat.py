@@ -28,8 +28,6 @@ _TEMPLATE: Final = (
 
 
 class Request(ChatRequest):
-    """A chat request to a server."""
-
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__(body)
         self._place: dict[str, Any] = {}  # in the graph of its program
@@ -47,7 +45,6 @@ class Request(ChatRequest):
             self._shown["tools"] = list(node.tools[:MOST_TOOLS])
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the request to the server."""
         arguments = self.vllm_xargs or {}
         own: dict[str, Any] = {name: arguments[name] for name in _IDS if arguments.get(name)} | self._place
         own |= {name: value for name, value in self._shown.items() if value}
@@ -75,8 +72,6 @@ class RemoteChat:
     """Sends chat requests to a server. The front end uses it like a model's endpoint in this process.
 
     Args:
-        server: The server.
-        loop: The engine's event loop, on which the server is asked.
         max_model_len: The context length of the first model, in tokens.
         on_account: Takes a call's account before its answer is delivered.
     """

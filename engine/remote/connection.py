@@ -53,12 +53,7 @@ def base_url(url: str) -> str:
 
 
 class Server:
-    """A `weft serve`. Use it on one event loop. No request is repeated.
-
-    Args:
-        url: The server's address.
-        api_key: One of the server's keys, if it asks for one.
-    """
+    """A `weft serve`. Use it on one event loop. No request is repeated."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = base_url(url)
@@ -74,7 +69,6 @@ class Server:
         """The JSON at a path.
 
         Args:
-            path: The route.
             shape: What the JSON must look like; see `fault_of`.
 
         Raises:
@@ -95,9 +89,6 @@ class Server:
         """Return the JSON of the answer to a request, or None if the answer has no body.
 
         Args:
-            path: The route.
-            body: The request.
-            headers: Further ones.
             may_run: Whether the request runs a call, which an error then must tell.
             shape: What the JSON must look like; see `fault_of`. None: anything, or no body.
 
@@ -154,9 +145,6 @@ class Server:
         """The events that a call is answered with. Closing the iterator closes the connection, and so aborts the call.
 
         Args:
-            path: The route.
-            body: The request.
-            headers: Further ones.
             shape: What an event must look like; see `fault_of`.
 
         Raises:

@@ -49,8 +49,6 @@ def failed_request(url: str, error: httpx2.HTTPError, *, may_run: bool) -> Serve
     """The error of a request that got no answer.
 
     Args:
-        url: The server's address.
-        error: What happened.
         may_run: Whether the request would have run a call.
     """
     said = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -90,7 +88,6 @@ def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> W
 
 
 def failed_stream(url: str, error: object) -> WeftError:
-    """The error that ended a stream."""
     error = error if isinstance(error, Mapping) else {"message": str(error)}
     code = error.get("code")
     usual = 503 if kind_of_code(code) is NoReplicaError else 500  # no replica has begun the call

@@ -29,7 +29,6 @@ class Replica(ABC):
     """A vLLM engine that is started again under the same name when it has died. Use it on one event loop.
 
     Attributes:
-        engine_id: The replica's name.
         log: Where the replica's processes write, as shown to users; None while that is unknown.
         llm: The vLLM engine while it runs, otherwise None.
         shares_memory: Whether the other replicas read its host memory.

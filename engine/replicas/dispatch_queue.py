@@ -35,7 +35,6 @@ class DispatchQueue:
         """Wait until a replica takes the call. The call is then in flight there until `leave`.
 
         Args:
-            arrival: The call.
             avoid: Replicas to choose only if there is no other.
 
         Raises:

@@ -63,9 +63,7 @@ class ReplicaGroup:
     """The replicas of one model. `start` and `stop` it on the engine's event loop.
 
     Args:
-        model: The model's name.
-        states: For its replicas.
-        make, forget, start_timeout_s, clock: As for `Supervisor`.
+        make, forget: As for `Supervisor`.
 
     Attributes:
         endpoint, llm: What serves the model's calls, and the router to its replicas; there once it has started.
@@ -111,10 +109,6 @@ class ReplicaGroup:
         """Start the replicas, and then what uses them.
 
         Args:
-            replicas: How many.
-            tool_call_parser: As for `weft.Engine`.
-            stealing: When calls move; None: never.
-            on_assigned: As for `Router`.
             has_shares: Whether the policy divides replicas among tenants.
 
         Raises:

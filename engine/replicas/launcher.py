@@ -32,11 +32,6 @@ class LocalLauncher:
         engine_id: the engine's name. A replica's name is this name and a number.
         cores: sets of CPU cores, one for each replica, for vLLM on CPU only. Further replicas run on any core.
         devices: GPUs as in CUDA_VISIBLE_DEVICES, one entry for each replica. Further replicas see all GPUs.
-        on_account: called with the account of each call.
-        hang_timeout_s: as for `LocalReplica`.
-
-    Attributes:
-        keep_logs: whether `close` leaves the logs.
     """
 
     def __init__(
@@ -123,14 +118,6 @@ class LocalLauncher:
 
 
 class ScriptedLauncher:
-    """Makes scripted replicas.
-
-    Args:
-        engine_id: The engine's name. A replica's name is this name and a number.
-        script: What all of them answer.
-        on_account: As for `ScriptedReplica`.
-    """
-
     keep_logs = False  # there are none
 
     def __init__(self, engine_id: EngineId, script: Script, on_account: OnAccount) -> None:

@@ -55,13 +55,8 @@ class LocalReplica(Replica):
     """A vLLM engine with processes of its own. Use it on one event loop.
 
     Args:
-        engine_id: The replica's name.
-        model: The model's name, for errors.
         arguments: vLLM's arguments, the same for each start.
-        environment: Environment variables of the replica's processes, e.g. the cores or GPUs to use.
-        log: The file that the replica's processes append to.
         hang_timeout_s: Seconds without an answer after which an engine that hangs is killed; None: never.
-        on_account: Called with each call's account.
     """
 
     def __init__(

@@ -34,11 +34,8 @@ class Router:
     """Sends calls to replicas, and sends a call again when its replica dies.
 
     Args:
-        queue: Chooses a replica for each call.
-        replica: Returns the replica of a name; None if it has been removed.
         on_assigned: Called with each call and the replica that it goes to. Returns another replica if that has the
             latest KV of the call's program.
-        on_death: Called with a replica that a call found gone.
 
     Attributes:
         failures: Typed errors of calls, for `ChatEndpoint`.
@@ -147,10 +144,6 @@ class RoutedLLM(Router):
     """The engine client that vLLM's chat serving layer gets, with a model's replicas behind it.
 
     It has a renderer and an input processor of its own, because a replica's are gone when the replica dies.
-
-    Args:
-        config: vLLM's, of a replica.
-        queue, replica, on_assigned, on_death: As for `Router`.
     """
 
     # Only replicas die. They are started again, and calls wait for them or go elsewhere.

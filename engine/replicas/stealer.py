@@ -58,15 +58,7 @@ class Watcher(ABC):
 
 
 class Stealer(Watcher):
-    """Looks at the queues of the replicas from time to time, and moves calls. Use it on the engine's event loop.
-
-    Args:
-        stealing: The rule.
-        states: The replicas' states, with their loads.
-        replica: Returns the replica of a name; None if it has been removed.
-        calls: The calls that may move.
-        clock: Monotonic seconds.
-    """
+    """Looks at the queues of the replicas from time to time, and moves calls. Use it on the engine's event loop."""
 
     def __init__(
         self,

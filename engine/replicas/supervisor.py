@@ -24,14 +24,9 @@ class Supervisor:
     """Starts, watches and ends the replicas of one model. Use it on the engine's event loop.
 
     Args:
-        model: the model's name, for errors.
-        replicas: the states of the replicas.
-        queue: the calls that wait for a replica.
         make: makes a replica with a new name, which is not started yet.
         forget: called with a replica when its KV is gone. The second argument is True if the replica is removed, and
             False if it will be started again.
-        start_timeout_s: seconds that a replica may take to start.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -182,8 +177,6 @@ class Supervisor:
         Args:
             action: what is done, for the log. The same error of the same action is logged once.
             engine_id: the replica; None: all of them.
-            function: does it.
-            default: returned if it fails.
         """
         key = (action, engine_id)
         try:
@@ -203,7 +196,6 @@ class Supervisor:
         """Let a replica finish its calls, then end it.
 
         Args:
-            engine_id: the replica's name.
             timeout_s: seconds to wait for the replica's calls. Calls that are left then are moved to another replica or
                 fail. None: wait without limit.
 

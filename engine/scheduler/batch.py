@@ -24,10 +24,6 @@ class BatchFormer:
     requests are preempted, and how many tokens of their prompts the others compute.
 
     Args:
-        scheduler: vLLM's scheduler. It is not changed.
-        policy: The policy.
-        table: The requests under way.
-        swap: Knows which tokens can be loaded; None if there is no host memory.
         can_start: Whether vLLM could admit a waiting request in the next step, if there were room for it.
     """
 
@@ -63,7 +59,6 @@ class BatchFormer:
 
         Args:
             admits: Whether vLLM admits waiting requests in this step. If not, none displaces a running one.
-            may_preempt: Whether running requests may be preempted.
             has_prompts: Whether running requests still compute their prompts.
 
         Returns:

@@ -59,7 +59,6 @@ class CallTable:
     """Keeps a program entry for each program, a ledger for each call and an entry for each request.
 
     Args:
-        policy: It hears of changed and ended programs, and of requests that leave.
         on_gone: Called with each program that has no request, and of which no request is expected.
         idle_s: A program without a request for so long is forgotten, because nobody may ever say that it has ended.
     """

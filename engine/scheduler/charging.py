@@ -45,15 +45,9 @@ class StepCharges:
     step before it, whichever is later.
 
     Args:
-        entries: The requests under way.
-        requests: vLLM's requests.
-        policy: The policy, which also hears what steps cost.
-        kv_order: It hears that as well.
         token_s: The service that a new token counts for, in seconds; None to count time.
-        swap: It learns the speed of steps; None if KV is not swapped.
 
     Attributes:
-        levels: Wait and service by queue.
         rank_changed: Whether a charge has changed the rank of a call. The caller sets it back.
     """
 

@@ -33,18 +33,7 @@ _MOST_CLASSES: Final = 100  # in an answer
 
 
 class ControlHandler:
-    """Carries out control messages that leave vLLM's requests as they are.
-
-    Args:
-        policy: Hears what programs of earlier runs did, and tells what it has learned.
-        table: The calls and programs.
-        aborted: The accounts that the front end asks for.
-        levels: What the queues of each level did.
-        kv_order: Hears what happens in programs between their calls.
-        kv_accounts: What calls found in the KV cache.
-        live: Reads the state for people who look on.
-        model: The name that the engine serves, whose history it uses.
-    """
+    """Carries out control messages that leave vLLM's requests as they are."""
 
     def __init__(
         self,

@@ -20,9 +20,6 @@ def void_calls(
     """What has been read or computed from invalid blocks.
 
     Args:
-        invalid: The blocks that could not be loaded.
-        running: The running requests.
-        manager: vLLM's KV cache manager, of a model with one kind of attention. It is not changed.
         readers: Calls that were to load blocks, or that have left since, by their requests' ids, with the blocks that
             they had then.
 

@@ -42,9 +42,6 @@ _AWAITS_GRAMMAR: Final = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 class SchedulerJournal:
     """The lines of one scheduler's life. An error of the disk ends them, and not the scheduler.
 
-    Args:
-        folder: Where a file is made for them.
-
     Raises:
         OSError: There can be no file.
     """

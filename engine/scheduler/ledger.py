@@ -28,9 +28,6 @@ class AbortedAccounts:
 
     Args:
         most: How many accounts are held. The oldest are dropped.
-
-    Attributes:
-        dropped: How many accounts were dropped so far.
     """
 
     def __init__(self, most: int = _MOST_HELD) -> None:
@@ -42,7 +39,6 @@ class AbortedAccounts:
         return len(self._held)
 
     def add(self, call: CallKey, account: CallAccount) -> None:
-        """Hold the account of a call that was aborted."""
         self._held[call] = account
         if len(self._held) > self._most:
             del self._held[next(iter(self._held))]
@@ -156,8 +152,6 @@ class KvAccounts:
 
     Args:
         block_tokens: The tokens of a block that has a hash.
-        swap: Host memory, each slot of which holds a block; None without host memory.
-        policy: The name of the KV policy, for the figures.
     """
 
     def __init__(self, block_tokens: int, swap: HostStore | None, policy: str) -> None:

@@ -14,17 +14,7 @@ from weft.engine.vllm_compat.names import KVCacheManager, Request
 
 
 class LiveView:
-    """Reads the state of a scheduler between two steps. Nothing changes.
-
-    Args:
-        policy: Ranks the calls.
-        table: The calls and programs.
-        order: May know what programs have in the KV cache between their calls.
-        requests: vLLM's requests.
-        manager: vLLM's KV blocks.
-        block_tokens: The tokens of a block.
-        store: Host memory; None without it.
-    """
+    """Reads the state of a scheduler between two steps. Nothing changes."""
 
     def __init__(
         self,

@@ -24,10 +24,8 @@ def not_begun(
 
     Args:
         queue: the requests that wait, those included that the policy holds back.
-        entries: by request.
         calls: the calls that may leave, in the order of preference.
         may_leave: asked of each in turn, until there are enough.
-        most: how many are returned.
     """
     waiting = {}
     for request in queue:

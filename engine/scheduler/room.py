@@ -17,11 +17,7 @@ class StepRoom:
     and a call that finds it takes it. Calls that decode get their tokens first, and the blocks for them.
 
     Args:
-        manager: vLLM's KV cache manager. It is not changed.
-        requests: All requests, by the keys of their calls.
         running: The running requests and their calls, in rank order.
-        step_tokens: The most tokens in the step.
-        swap: Knows which tokens can be loaded; None if there is no host memory.
     """
 
     def __init__(

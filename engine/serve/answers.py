@@ -115,7 +115,6 @@ class AnswerReader:
         return [*answers, {"content": self._content()}] if self._blocks else answers
 
     def _event(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The answer that an event completes."""
         if isinstance(event.get("choices"), list):
             return self._chunk(event)
         kind = event.get("type")

@@ -36,7 +36,6 @@ class ServedEngine(EngineClient):
     """Runs the calls of vLLM's application as calls of programs. Use it on the engine's event loop.
 
     Args:
-        engine: The engine.
         has_keys: Whether only clients with an API key are served.
 
     Attributes:
@@ -77,7 +76,6 @@ class ServedEngine(EngineClient):
 
         Args:
             key: A random text by which the request is found again. No client may be able to guess it.
-            request: The request.
 
         Raises:
             OverloadedError: There are too many calls, or too many of the key.

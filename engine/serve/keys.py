@@ -75,7 +75,6 @@ class KeyRing:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """The names of the tenants that the keys have."""
         return frozenset(key.tenant for key in self if key.tenant is not None)
 
     @property
@@ -216,10 +215,7 @@ class Authenticate:
     """Lets requests with a key pass, and those to `OPEN_PATHS`.
 
     Args:
-        app: The application.
-        keys: The server's keys.
         root_path: What a proxy in front of the server puts before each path, as FastAPI takes it.
-        on_refused: Is told of requests without a right key.
     """
 
     def __init__(self, app: App, keys: KeyRing, root_path: str = "", *, on_refused: Callable[[Refused], None]) -> None:

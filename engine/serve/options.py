@@ -133,8 +133,6 @@ def with_weights(policy: str, keys: KeyRing, *, gate: bool | None = None) -> Pol
     """A policy, with the weights of the keys' tenants if it is one that shares by tenant.
 
     Args:
-        policy: The policy's name.
-        keys: The API keys.
         gate: Whether the policy runs behind the gate; None leaves that to the policy.
     """
     if policy == "fair":

@@ -73,7 +73,6 @@ class OpenPrograms:
         """The program of a call that arrives; `leave` follows. A new one if it is not open.
 
         Args:
-            identity: The identity of the call.
             limit: How many programs the key may have open; None allows as many as there may be in all.
             deadline_s: Seconds after which a new program should have ended; None sets no deadline.
             traceparent: The client's span, which becomes the parent of a new program's span, or "" without one.
@@ -225,8 +224,6 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
     """Take a message of a client. Programs that are not open, and what is no event, change nothing.
 
     Args:
-        engine: The engine.
-        programs: The open programs.
         scope: The scope of the client's key, in which its ids are.
         message: A `ProgramEvents` or a `ProgramsEnded`, as `encode_control` writes it, or the ids of programs that go
             on without a call.

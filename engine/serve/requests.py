@@ -47,7 +47,6 @@ class ServedRequests:
         self._requests: dict[str, ServedRequest] = {}
 
     def get(self, key: str) -> ServedRequest | None:
-        """Return the request of a key, or None if it was not admitted or has ended."""
         return self._requests.get(key)
 
     def admit(self, key: str, request: ServedRequest) -> None:
@@ -55,7 +54,6 @@ class ServedRequests:
 
         Args:
             key: A random text by which the request is found again. No client may be able to guess it.
-            request: The request.
 
         Raises:
             OverloadedError: There are too many calls, or too many of the API key.
@@ -126,7 +124,6 @@ class SharedLineage:
         self._lock = asyncio.Lock()
 
     async def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str) -> Placed:
-        """See `Lineage.place`."""
         await self._lock.acquire()
         if evidence.body_bytes <= LARGE_BYTES:
             try:
@@ -145,6 +142,5 @@ class SharedLineage:
     async def answered(
         self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None
     ) -> None:
-        """See `Lineage.answered`."""
         async with self._lock:
             self._lineage.answered(placed, answers, scope, response_id)

@@ -62,7 +62,6 @@ def spans_sent_to(endpoint: str | None, engine: WatchedEngine) -> Iterator[None]
 
     Args:
         endpoint: The endpoint of OTLP; without one there are no spans.
-        engine: The engine.
     """
     if endpoint is None:
         yield

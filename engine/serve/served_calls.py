@@ -34,9 +34,6 @@ class ServedCalls:
     """Runs calls of HTTP requests as calls of programs. Use it on the engine's event loop.
 
     Args:
-        engine: The engine.
-        programs: The open programs.
-        requests: The requests that the calls belong to.
         has_keys: Whether only clients with an API key are served.
 
     Attributes:

@@ -50,9 +50,6 @@ def serve(
     is aborted, and so is everything at a second signal.
 
     Args:
-        options: vLLM's options for its application.
-        make_engine: Starts the engine.
-        keys: The API keys of the clients that are served.
         on_ready: Called with the engine and the server's address when the server takes requests.
 
     Raises:
@@ -116,8 +113,6 @@ async def make_server(
 
     Args:
         engine: The engine, on whose event loop the server will run.
-        options: vLLM's options for its application.
-        keys: The API keys of the clients that are served.
     """
     served = ServedEngine(engine, has_keys=len(keys) > 0)
     options.model = options.model or served.model_config.model
@@ -137,10 +132,7 @@ def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -
     """An application behind the server's guards, which are outside all that vLLM adds.
 
     Args:
-        app: The application.
-        served: Runs its calls.
         options: vLLM's options: the host, the root path, and the origins whose pages are trusted.
-        keys: The API keys of the clients that are served.
     """
 
     def note(reason: Refused) -> None:
@@ -253,7 +245,6 @@ class Signals:
         A thread that looked again and again would take Python's lock from the thread that serves.
 
         Args:
-            running: The server; `wake` is its callback.
             count: How many signals end the wait; with None they do not.
             timeout_s: The most seconds to wait.
         """

@@ -51,8 +51,6 @@ class ChatEndpoint:
 
     Args:
         llm: An `AsyncLLM`, or a router with its interface.
-        model_name: The name that it serves.
-        tool_call_parser: vLLM's parser for tool calls.
         failures: Weft's errors by call, which `llm` leaves here because vLLM's serving layer would turn them into text.
     """
 

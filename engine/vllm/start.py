@@ -56,11 +56,7 @@ def start_vllm(
 
     Args:
         loop: The event loop that vLLM's front end runs on from now on.
-        model: A folder or a hub name.
-        options: The engine's options.
-        on_account: Called with the account of each call.
         abandoned: Set it from another thread to stop waiting.
-        progress: Is told what happens.
         log: The file that vLLM's processes write to; None: the user has configured vLLM's logging.
         others: The engines that run in this process, for errors.
 
@@ -132,9 +128,6 @@ def construct(
 
     Args:
         launch: Can be abandoned from another thread.
-        arguments: vLLM's arguments.
-        make_config: Makes vLLM's configuration from them.
-        environment: Environment variables for the processes.
         replica: The number of the engine among those of this process, for vLLM's metrics; None if it is the only one.
     """
     from weft.engine.vllm.accounting import AccountingLLM
@@ -176,8 +169,6 @@ def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | No
     `options.engine_args` override Weft's defaults. Model, scheduler and policy override both.
 
     Args:
-        model: A folder or a hub name.
-        options: The engine's options.
         most_gib: What `most_host_gib` says; None: this is the only engine.
 
     Raises:
@@ -235,9 +226,6 @@ def start_error(model: str, error: Exception, log: Path | None = None, others: S
     """The error that a user gets when vLLM did not start.
 
     Args:
-        model: The model that was to be started.
-        error: The exception that vLLM raised.
-        log: The file that vLLM's processes write to, if not to the terminal.
         others: The engines that run in this process. They have taken what this one lacked, if it was memory or a port.
     """
     if isinstance(error, OSError) and _is_about_model(error):

@@ -9,7 +9,6 @@ def holds_prompts(scheduler: AsyncScheduler, throttle_prefills: bool) -> bool:
     """Whether the next step admits no prompt that has more than one token to compute, and continues none.
 
     Args:
-        scheduler: vLLM's scheduler.
         throttle_prefills: What `schedule` gets from vLLM: with data parallelism, whether other ranks compute no prompt.
     """
     if not throttle_prefills and not _holds_by_itself(scheduler):

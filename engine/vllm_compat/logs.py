@@ -90,7 +90,6 @@ class EngineLogging(LoggingConfig):
     prepares the process (`_prepare`).
 
     Args:
-        host: The configuration for this process.
         log: The file that the engine's processes write to; None: their output is left as `host` says.
     """
 

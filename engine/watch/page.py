@@ -45,7 +45,6 @@ _HEADERS: Final = {
 
 
 def asset(name: str) -> Response:
-    """Return a file of the page."""
     return _response(name, (_FOLDER / name).read_bytes())
 
 
@@ -68,7 +67,6 @@ def page_routes(
     """The page, its files, and the timelines of programs.
 
     Args:
-        timelines: The timelines of the engine's programs.
         scope_of: Returns what the ids of those programs begin with that a request may see. No answer shows this prefix.
         needs_key: Whether only clients with an API key are served.
         has_models: Whether clients may make calls here.

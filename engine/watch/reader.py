@@ -111,7 +111,6 @@ class LiveReader:
         return await in_thread(await self._compose(scope))  # calls are served on this one
 
     async def read_json(self, scope: str = "") -> bytes:
-        """Return what `read` returns, as JSON."""
         make = await self._compose(scope)
         return await in_thread(lambda: json.dumps(to_json(make()), allow_nan=False).encode())
 

@@ -37,9 +37,6 @@ def make_app(reader: LiveReader, engine: WatchedEngine, timelines: Timelines, *,
     """Return the ASGI application of an engine that listens.
 
     Args:
-        reader: Reads the engine's state.
-        engine: Ends programs.
-        timelines: The timelines of its programs.
         checks_host: Whether to refuse requests that name another host. A web page sends such requests if its own host
             name was made to resolve to this machine.
     """

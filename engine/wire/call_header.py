@@ -116,9 +116,6 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
     client without programs is a program of its own. A number that makes no sense counts as unknown.
 
     Args:
-        extra_args: Whatever vLLM passes on.
-        request_id: vLLM's id of the request.
-        session_id: vLLM's id of the session, None if there is none.
         is_trusted: Whether the sender's figures count. They decide over the order of programs, so that a wrong figure
             can starve a program. Without trust they are unknown.
     """

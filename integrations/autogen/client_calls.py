@@ -49,7 +49,6 @@ class CreateCall(ClientCall):
 
     Args:
         binding: The program and the agent. None: The call is a program of its own.
-        messages: The input.
 
     Raises:
         ProgramEndedError: The program has ended.
@@ -189,7 +188,6 @@ def takes_several_system_messages(engine: FrontEnd, fields: Mapping[str, Any]) -
     """Whether the engine's chat template renders a system message that comes after other messages.
 
     Args:
-        engine: The engine of the model.
         fields: Fields of the chat request. Only those that the template reads matter.
     """
     messages = [{"role": role, "content": role} for role in ("system", "user", "system")]

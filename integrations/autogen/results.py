@@ -32,7 +32,6 @@ def to_result(response: dict[str, Any], family: str) -> CreateResult:
     """Convert the first choice of an OpenAI response to AutoGen's result.
 
     Args:
-        response: A chat completion.
         family: The model family. Models of the R1 family write their reasoning into the text, between think tags.
     """
     choice = response["choices"][0]
@@ -105,7 +104,6 @@ class StreamedResponse:
         self._usage: dict[str, Any] = {}
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Add a chunk, and return its text."""
         self._usage = chunk.get("usage") or self._usage
         self._report = chunk.get("weft", self._report)
         if not chunk["choices"]:

@@ -145,7 +145,6 @@ def _follow(team: BaseGroupChat, binding: Binding) -> None:
     A call reports the tools that it begins. No call needs to follow the tools' results.
 
     Args:
-        team: The team.
         binding: That of one of its clients. `bind_team` changes its program in place.
     """
     if "run_stream" in vars(team):

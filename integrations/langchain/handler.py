@@ -71,7 +71,6 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         """Start the call of a model run. The graph shows the name of the run, the model, the agent or the node.
 
         Args:
-            run_id: The run.
             model: The name that the user gave to the model, or "".
             given: The input of the call, for lineage.
 
@@ -199,7 +198,6 @@ class ModelCall:
     Args:
         name: The name that the user gave to the model, or "".
         run: The run of the call. None: The call is a program of its own.
-        messages: The input.
 
     Raises:
         ProgramEndedError: The program has ended.

@@ -23,8 +23,6 @@ _CHOICES: Final = ("condition:", "branch:")  # of `RunnableBranch`
 
 
 class RunPlace(NamedTuple):
-    """The place of a run in the tree."""
-
     parent: UUID | None
     kind: RunKind = RunKind.CODE
     stage: str | None = None
@@ -80,7 +78,6 @@ class OpenRuns:
         self._outermost: dict[UUID, None] = {}  # the open runs without a known parent, without models
 
     def get(self, run_id: UUID | None) -> OpenRun | None:
-        """The run, if it is open."""
         return self._runs.get(run_id) if run_id is not None else None
 
     def __len__(self) -> int:
@@ -109,11 +106,9 @@ class OpenRuns:
         """A run starts.
 
         Args:
-            run_id: The run.
             parent_id: The parent that LangChain names.
             context_id: The run in whose context the run starts.
             tags, metadata, name: What LangChain says of the run.
-            given: The run's input.
             is_model: Whether the run is a call of a model, which has no runs inside.
         """
         known = self.get(run_id)

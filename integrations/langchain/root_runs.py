@@ -48,7 +48,6 @@ class RootRuns:
     Args:
         idle_timeout_s: Seconds without a report and without a call in flight; None: no limit.
         on_end: Called with the runs that are forgotten because their program has ended.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class RootRuns:
         return len(self._roots)
 
     def program_of(self, run_id: UUID) -> Program | None:
-        """The program of a run that has not ended."""
         root = self._roots.get(run_id)
         return root.program if root is not None else None
 
@@ -78,7 +76,6 @@ class RootRuns:
         """A run starts.
 
         Args:
-            run_id: The run.
             parent_run_id: The enclosing run, or the run itself if it has started before.
             make: Makes the program of a root run.
 

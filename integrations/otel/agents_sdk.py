@@ -33,7 +33,6 @@ class WeftTracingProcessor(TracingProcessor):
     """
 
     def on_span_start(self, span: Span[Any]) -> None:
-        """A span has started."""
         around = find(span.trace_id, span.parent_id) if span.parent_id is not None else attached()
         if around is not None:
             data = span.span_data
@@ -42,7 +41,6 @@ class WeftTracingProcessor(TracingProcessor):
             SpanRun(around.program, (span.trace_id, span.span_id), around, f"{operation} {name}")
 
     def on_span_end(self, span: Span[Any]) -> None:
-        """A span has ended."""
         run = find(span.trace_id, span.span_id)
         if run is not None:
             run.end()

@@ -139,7 +139,6 @@ class WeftSpanProcessor(SpanProcessor):
         return True
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """A span has started."""
         del parent_context  # the span has its parent's ids
         scope, parent, own = span.instrumentation_scope, span.parent, span.get_span_context()
         around = find(parent.trace_id, parent.span_id) if parent is not None else None
@@ -149,7 +148,6 @@ class WeftSpanProcessor(SpanProcessor):
         SpanRun(around.program, (own.trace_id, own.span_id), around, span.name, superstep)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """A span has ended."""
         own = span.get_span_context()
         run = find(own.trace_id, own.span_id) if own is not None else None
         if run is not None and run.around is not None:

@@ -145,8 +145,6 @@ class KvPolicy(Registered, ABC):
 
         Args:
             used_s: When they were last used.
-            memory: As in `worth`.
-            now_s: As in `worth`.
         """
         del memory, now_s
         return used_s

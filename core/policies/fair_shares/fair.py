@@ -78,12 +78,6 @@ class Fair(PolicyAround):
     """Serves the tenant that has used its share least, and of that tenant the call that the inner policy ranks first.
 
     With one tenant it behaves as the inner policy.
-
-    Args:
-        inner: The inner policy, without calls.
-        weights: The weight of each tenant; 1 if it is not named.
-        slo: See `FairParameters`.
-        remaining: Predicts the work that programs have left.
     """
 
     has_shares = True

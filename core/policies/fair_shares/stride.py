@@ -72,12 +72,9 @@ class ByTenant(WaitingCalls):
     """The waiting calls: the tenant with the least virtual time first, and its calls in the order of its own queue.
 
     Args:
-        make: Makes the queue of a tenant.
-        weight_of: Returns the weight of a tenant.
         work_of: Returns the work of a call so far, in output tokens.
 
     Attributes:
-        tenants: The tenants by name.
         entered: The tenant of each call that waits or runs. It may differ from the call's own, because a program's
             tenant is that of its first call.
         changes: Counts everything that may change who may displace whom.

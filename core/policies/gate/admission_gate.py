@@ -98,7 +98,6 @@ class AdmissionGate:
         kv_tokens: The tokens that the KV cache holds, with host memory, without what both have. Infinite until the
             policy is told.
         device_part: The part of them that the device holds, 0 to 1.
-        costs: What the steps of the engine cost.
         used_tokens: The tokens that the open programs need.
         growth_tokens: The tokens that are left free for their growth.
     """

@@ -50,7 +50,6 @@ class Starvation:
             heapq.heapify(self._heap)
 
     def calls_of(self, program: ProgramView) -> list[Call]:
-        """The watched calls of a program."""
         return list(self._by_program.get(program, ()))
 
     def next_s(self) -> float:

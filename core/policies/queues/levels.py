@@ -61,12 +61,7 @@ class Levels:
         self._counts[_bounded(level)].service_s += service_s
 
     def stats(self, running: Iterable[int], waiting: Iterable[int], promotions: int) -> ScheduleStats:
-        """The figures now.
-
-        Args:
-            running: The levels of the sequences that run.
-            waiting: The levels of the calls that wait.
-        """
+        """The figures now."""
         runs, waits = _per_level(running), _per_level(waiting)
         found = []
         for level in range(max((*self._counts, *runs, *waits), default=-1) + 1):

@@ -82,8 +82,6 @@ class ClassBook:
     """Keeps the programs that have not ended in their classes, and says which classes to fit again.
 
     Attributes:
-        all: All programs, whatever their class.
-        programs: The programs that have not ended.
         ages: The lower bounds of the buckets of ages, in tokens.
         backlog_tokens: The work that all live programs are expected to have left.
         due: Classes to fit again.
@@ -226,7 +224,6 @@ class ClassBook:
         return distribution
 
     def live(self, service_class: ServiceClass) -> list[OpenProgramWork]:
-        """The programs of a class that have not ended."""
         return cast("list[OpenProgramWork]", list(service_class.live))
 
     def rows(self, branch_of_new: Branch) -> Iterator[ClassRow]:

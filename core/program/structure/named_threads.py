@@ -49,10 +49,8 @@ class NamedThreads:
         """Name a call; `leave` follows.
 
         Args:
-            reports: Those of the call's program.
             thread_id: The call's thread, if the client names one.
             parent_id: The thread that started that one, if the client names it. It counts with the thread's first call.
-            label, agent: As for `Reports.start_call`.
 
         Raises:
             ProgramEndedError: The program has ended.

@@ -98,11 +98,9 @@ class Ancestry:
     # -- sets of calls
 
     def one(self, call_id: CallId) -> int:
-        """Return the set of one call."""
         return 1 << self._calls[call_id].number
 
     def set_of(self, calls: Iterable[CallId]) -> int:
-        """Return the set of some calls."""
         return functools.reduce(int.__or__, map(self.one, calls), 0)
 
     def past(self, call_id: CallId) -> int:

@@ -15,9 +15,6 @@ class BlockNode:
     """A run of blocks that no call leaves before its end. Compared by identity.
 
     Attributes:
-        parent: The node before it; None for the root.
-        begin: The blocks before it.
-        ids: The hash ids of its blocks.
         is_common: Whether calls of several programs have begun to run with it, so far in the simulation.
     """
 

@@ -26,7 +26,6 @@ class HostMemory(KvCache):
     tokens of a segment can be absent. If host memory is full, the copies that were used longest ago go first.
 
     Args:
-        capacity: In tokens.
         ended_first: Whether copies of ended programs go before all others.
     """
 

@@ -168,7 +168,6 @@ class ReplayResult(NamedTuple):
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were computed."""
         return self.prompt_tokens - self.hit_tokens
 
     def ratio(self, best: ReplayResult) -> float:
@@ -206,7 +205,6 @@ def replay(
     Args:
         settings: The engines. Only the KV cache's capacity, the step times and the replicas count.
         knows_times: Whether the policy is an oracle that knows when each context is used next.
-        check: Called after each event (for tests).
         advance: Called from time to time with the number of events since the last time.
     """
     name = f"{policy.name} (oracle)" if knows_times else policy.name

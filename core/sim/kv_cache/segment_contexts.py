@@ -26,8 +26,6 @@ EPOCH_S: Final = 1.0
 
 
 class SegmentContexts(Contexts):
-    """Contexts in segments."""
-
     def __init__(self, policy: KvPolicy, memory: Memory, cache: PolicyKvCache, *, knows_pauses: bool = False) -> None:
         super().__init__(policy, memory)
         self._knows_pauses = knows_pauses
@@ -183,7 +181,6 @@ class SegmentContexts(Contexts):
         context.tokens = segment.end
 
     def used(self, segment: Segment, now_s: float) -> None:
-        """A call has used a segment."""
         self._used_s[segment] = now_s
 
     def segment_dropped(self, segment: Segment) -> None:
@@ -201,7 +198,6 @@ class SegmentContexts(Contexts):
             self._used_s[parent] = max(self._used_s.get(parent, 0.0), used_s)
 
     def rank(self, leaf: Segment, now_s: float) -> EvictionRank:
-        """The rank of a segment in the order of eviction."""
         return rank_of(
             self.policy,
             self._among,
@@ -229,7 +225,6 @@ class SegmentContexts(Contexts):
         return min((until_s for until_s in untils_s if until_s > now_s), default=math.inf)
 
     def ending_in(self, segment: Segment) -> list[Context]:
-        """The contexts that end in a segment."""
         return list(self._inside.get(segment, ()))
 
     def need_more_than(self, tokens: float) -> bool:

@@ -160,7 +160,6 @@ class Advice:
 
     @classmethod
     def of(cls, found: Sequence[WayOutcome]) -> Advice:
-        """Take advice from the outcomes of all `ways`."""
         by_way = {each.way: each for each in found}
         stock_host, weft_host = (
             _least_host([each for each in found if each.way.rival == rival]) for rival in (STOCK_HOST, WEFT_HOST)

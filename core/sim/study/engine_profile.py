@@ -109,12 +109,8 @@ def _by_data_sheet(
     are computed at half of the arithmetic speed, and the KV cache has nine tenths of what the weights leave.
 
     Args:
-        gpus: The accelerators.
-        weights_b: Billions of weights.
-        kv_token_kib: KiB of KV for each token.
         gpu_tb_s: TB a second that all accelerators together read.
         gpu_pflops: Dense PFLOP/s of 16 bits of all accelerators.
-        gpus_gb: GB of memory of all accelerators.
     """
     token_bytes = kv_token_kib * 1024
     return EngineProfile(

@@ -29,7 +29,6 @@ class Rival(NamedTuple):
     """A way to serve, which the leaderboard compares.
 
     Attributes:
-        policy: The scheduling policy.
         gate: Whether it has the gate; None: the policy's default.
         host: `NO_HOST`, `HOST_LRU` or `HOST_NEXT_USE`.
         knows_pauses: Whether the KV policy is an oracle that knows the next uses.

@@ -30,7 +30,6 @@ class NotExported:
     _firsts: set[int] = field(default_factory=set)
 
     def note(self, program: TraceProgram) -> None:
-        """Note what of a program no format can say."""
         calls = program.calls
         found = {
             "names of programs": program.name is not None,

@@ -119,7 +119,6 @@ class _Writer:
         self.begin_s, self._end_s = _times(calls)
 
     def request(self, call: TraceCall, *, is_first: bool = False) -> dict[str, Any]:
-        """The request of a call."""
         begin_s = self.begin_s[call.call_id]
         return {
             "t": round(begin_s, 6),

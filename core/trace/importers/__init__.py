@@ -74,7 +74,6 @@ class TraceImport:
         files: the files, each with its importer.
         left_out: the files in folders that are of no known format.
         empty: the files in folders that have no program, as far as they are read.
-        counts: what has been found so far.
 
     Raises:
         TraceError: there is no such format, a file has no known format, or a folder has no file with one.

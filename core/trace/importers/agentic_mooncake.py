@@ -49,7 +49,6 @@ class _Request:
 
     @property
     def waits(self) -> Iterator[str]:
-        """The requests it waits for."""
         return (other for other, _ in (*self.after, *self.beside))
 
 

@@ -160,7 +160,6 @@ class _Session:
 
         Args:
             alone: whether it is the file of a sub-agent that is read without its session.
-            agent: the sub-agent whose file it is.
         """
         if agent is not None:
             self._meta(agent)

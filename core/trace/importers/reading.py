@@ -105,14 +105,12 @@ def _parsed(text: str, where: str, expected: str) -> Any:
 
 
 def an_object(data: object, where: str, expected: str) -> dict[str, Any]:
-    """Return `data` if it is a JSON object."""
     if isinstance(data, dict):
         return data
     raise TraceError(f"{where}: {data!r:.40} is not an object; expected {expected}.")
 
 
 def a_list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list under a key."""
     value = data.get(key)
     if isinstance(value, list):
         return value
@@ -192,7 +190,6 @@ def block_size(prompts: list[tuple[int, int]], where: str) -> int:
 
 
 def tokens_of(text: str) -> int:
-    """Return the estimated tokens of a text."""
     return -(-len(text) // CHARS_PER_TOKEN)
 
 

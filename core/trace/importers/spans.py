@@ -29,7 +29,6 @@ def shared_tokens(prompt: int, cached: int, before: tuple[int, int] | None) -> i
     found is taken to be old.
 
     Args:
-        prompt: its length in tokens.
         cached: the tokens that the prefix cache of the engine found.
         before: the lengths of the prompt and the output of the agent's call before, if there was one.
     """
@@ -171,8 +170,6 @@ class _Before:
 
 
 class _Tree:
-    """Spans by the spans that they are in."""
-
     def __init__(self, spans: list[LoggedSpan]) -> None:
         self.left_out = 0
         by_id: dict[str, LoggedSpan] = {}
@@ -199,7 +196,6 @@ class _Tree:
         self.start_s = 0.0
 
     def calls(self) -> tuple[TraceCall, ...]:
-        """Return the calls in their order."""
         self._inside(self._roots, _Before(), None)
         if not self._placed:
             return ()

@@ -59,7 +59,6 @@ def chain(
     """Yield a chain of calls, each with the prompts and outputs of all earlier calls in its prompt.
 
     Args:
-        count: the number of calls.
         prefill: draws the tokens that a prompt adds to those of the earlier calls.
         output: draws the output tokens of a call.
         system: tokens of the system prompt, which all programs of the same name share.

@@ -48,10 +48,8 @@ class ReplicaHost:
     Updates of all calls share one stream: a step of the engine costs one message, however many calls are in the step.
 
     Args:
-        engine_id, model, arguments: As for `LocalReplica`.
         is_embedded: Whether the model is the embedded one, which each node prepares for itself.
         cpus: The cores that Ray has reserved for this actor. On CPU the replica runs this many threads, on any cores.
-        hang_timeout_s: As for `LocalReplica`.
         outlives_host: Whether another host may take the replica over when its host has died. Nobody does: it ends after
             some minutes, if hosts ping.
     """
@@ -196,7 +194,6 @@ class ReplicaHost:
             yield ReplicaUpdate(accounts, items, llm.swap_stats if llm is not None else None, death)
 
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
-        """As `Replica.send_to_scheduler`."""
         return await self._replica.send_to_scheduler(message)
 
     async def read_kv(self, keys: list[bytes]) -> MovedBlocks | None:
@@ -207,7 +204,6 @@ class ReplicaHost:
         """Fetch those of a replica's blocks that are not here, one batch after the other.
 
         Args:
-            source: The actor of the replica, a `ReplicaHost`.
             keys: The hashes of the blocks, those that matter most first.
             most_s: Seconds after which the rest is left to be computed.
         """

@@ -26,15 +26,11 @@ class RayLauncher:
     """Makes the replicas of one engine. Each is an actor on a node with free resources; Ray spreads the actors.
 
     Args:
-        engine_id: the engine's name. A replica's name is this name and a number.
         address: the cluster's address, as `ray.init` takes it. If this process is connected to a cluster already, that
             connection is used.
         actor_options: for `.options()` of the actors; they replace Weft's options. Actors with the lifetime "detached"
             have the name that is given, and a number. If there are such already, an engine that died has left them, and
             this one goes on with them.
-        replicas: how many replicas there will be at first.
-        on_account: called with the account of each call.
-        hang_timeout_s: as for `RayReplica`.
 
     Raises:
         ClusterError: Ray is not installed, or the cluster does not answer.

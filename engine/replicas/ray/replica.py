@@ -31,12 +31,9 @@ class RayReplica(Replica):
     """A replica in a Ray actor. Use it on one event loop.
 
     Args:
-        engine_id: The replica's name.
-        make_actor: Makes Ray start the actor, a `ReplicaHost`.
         needs: The resources that the actor needs on one node, as shown to users.
         hang_timeout_s: Seconds without an answer of the actor, after which the replica counts as dead; None: they do
             not matter. The actor itself treats an engine that hangs.
-        on_account: Called with each call's account.
         shares_memory: Whether it has host memory, from which other replicas can take KV.
     """
 

@@ -482,7 +482,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
 
 
 def members(table: Mapping[str, Uses]) -> list[Member]:
-    """All members of a table."""
     return [member for owner, uses in table.items() for member in uses.members(owner)]
 
 
@@ -490,9 +489,5 @@ def changed_members(table: Mapping[str, Uses] = MEMBERS, *, uses: Collection[Use
     """One sentence for each member that the installed vLLM lacks or has in another form.
 
     Importing vLLM takes seconds, so this is not done when the module is imported.
-
-    Args:
-        table: the members to look for, by the full name of their class or module.
-        uses: the uses to look for.
     """
     return [change for each in members(table) if each.use in uses and (change := change_of(each)) is not None]

@@ -118,11 +118,9 @@ class _Samples:
         self.engine_id = ""
 
     def add(self, name: str, value: float, *labels: str) -> None:
-        """Add a value of the engine."""
         self.families[name].add_metric((self.engine_id, *labels), value)
 
     def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
-        """Add a histogram of the engine."""
         buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
         self.families[name].add_metric((self.engine_id, *labels), buckets, histogram.sum_s)
 

@@ -40,7 +40,6 @@ class Histogram:
         self.sum_s = 0.0
 
     def add(self, time_s: float) -> None:
-        """Count a time."""
         self.counts[bisect_left(BOUNDS_S, time_s)] += 1
         self.sum_s += time_s
 
@@ -78,12 +77,7 @@ class _Known:
 class ProgramCounts(ProgramObserver):
     """Counts what happens to programs. Any thread may use it.
 
-    Args:
-        shown: The names that are told apart.
-
     Attributes:
-        names: The sums of each program name.
-        tenants: The sums of each tenant; programs without a tenant are under "".
         tools: How long the runs of each tool took.
         refusals: How many calls were not admitted, by the class of the error.
         requests_refused: How many requests a server refused, by tenant and reason. Those without a tenant are under "".

@@ -46,7 +46,6 @@ class ByName(dict[str, T], Generic[T]):
     the name comes back, its value begins at 0, as after a start of the process.
 
     Args:
-        make: Makes a value.
         shown: The names that may be told apart; None allows all of them.
     """
 

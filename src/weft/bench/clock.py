@@ -55,7 +55,6 @@ class Clock:
         return (self.steps + self._scheduled) * STEP_S if self.counts_steps else self.seconds
 
     def begin_step(self) -> None:
-        """A step begins."""
         self._step_began_s = self.timer()
 
     def note_scheduled(self) -> None:

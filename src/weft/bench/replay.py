@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class EngineCall(NamedTuple):
-    """A call as an engine receives it."""
-
     request_id: str
     prompt: list[int]
     output_tokens: int

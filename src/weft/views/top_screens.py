@@ -41,7 +41,6 @@ class Inspect(ModalScreen[None]):
 
     @property
     def program_id(self) -> str:
-        """The id of the program that is shown."""
         return self._program.program_id
 
     def compose(self) -> ComposeResult:

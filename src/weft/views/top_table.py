@@ -110,7 +110,6 @@ class Choice:
 
 
 def columns_for(terminal: int) -> list[Column]:
-    """The columns that fit a terminal."""
     return [column for column in COLUMNS if column.terminal <= terminal]
 
 

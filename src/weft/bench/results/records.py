@@ -90,7 +90,6 @@ class Journal:
     """`rounds.jsonl`: one line with the settings, then one line for each finished round.
 
     Args:
-        folder: the folder of the file; it is created if it is missing.
         settings: the settings under which the rounds are comparable, as JSON.
 
     Raises:
