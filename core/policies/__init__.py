@@ -20,7 +20,7 @@ from weft.core.policies.papers.multilevel import Atlas as Atlas
 from weft.core.policies.papers.multilevel import Mlfq as Mlfq
 from weft.core.policies.papers.multilevel import MultilevelPolicy as MultilevelPolicy
 from weft.core.policies.papers.multilevel import Plas as Plas
-from weft.core.policies.papers.round_robin import RoundRobin as RoundRobin
+from weft.core.policies.papers.multilevel import RoundRobin as RoundRobin
 from weft.core.policies.policy import Policy as Policy
 from weft.core.policies.policy import PolicyEvent as PolicyEvent
 from weft.core.policies.policy import register as register

@@ -50,11 +50,7 @@ class MultilevelParameters:
 
 
 def check_parameters(bounds_s: object, beta: object, quanta_s: object) -> None:
-    """Refuse bounds, quanta and a beta that make no sense.
-
-    Raises:
-        PolicyError: See `MultilevelParameters`.
-    """
+    """Raise PolicyError for bounds, quanta and a beta that make no sense."""
     edges = (0.0, *_seconds(bounds_s, "bounds_s"))
     if not all(math.isfinite(bound) for bound in edges) or any(a >= b for a, b in itertools.pairwise(edges)):
         raise PolicyError(f"queue bounds must be positive, finite and increasing seconds, not {list(edges[1:])}.")
@@ -257,3 +253,38 @@ class AtlasByProgram(Atlas):
     def _enter(self, call: Call, level: int) -> Rank:
         entered = super()._enter(call, level)
         return Rank(entered.level, call.program.arrival_order, int(entered.order))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinParameters:
+    """The parameter of round robin.
+
+    Args:
+        quanta_s: The quantum of the one queue, in seconds of run time.
+
+    Raises:
+        PolicyError: There is not exactly one quantum, or it is not positive.
+    """
+
+    quanta_s: tuple[float, ...] = (DEFAULT_BOUNDS_S[0],)
+
+    def __post_init__(self) -> None:
+        check_parameters((), None, self.quanta_s)
+        if self.quanta_s is None:
+            raise PolicyError("round robin needs a quantum, such as quanta_s=(2.0,).")
+
+
+@register("rr", "round robin: calls take turns, a quantum each", RoundRobinParameters)
+class RoundRobin(MultilevelPolicy):
+    """One queue. A call that has run for the quantum goes to its tail.
+
+    Args:
+        quantum_s: The quantum, in seconds of run time.
+    """
+
+    def __init__(self, quantum_s: float) -> None:
+        super().__init__(bounds_s=(), beta=None, quanta_s=(quantum_s,))
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        return cls(*parameters.quanta_s)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.core.errors import PolicyError
 from weft.core.ids import ProgramId
 from weft.core.policies import Astraea, Call, PolicyConfig, ProgramView, Rank, StepCosts
-from weft.core.policies.papers.response_ratio import ByResponseRatio
+from weft.core.policies.papers.astraea import ByResponseRatio
 from weft.core.policies.view import ProgramEnded
 
 COSTS = StepCosts(fixed_s=1.0, decode_token_s=0.0, prefill_token_s=0.0)

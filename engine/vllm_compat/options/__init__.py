@@ -1,1 +1,0 @@
-"""The options and request fields that vLLM knows, by version."""
