@@ -13,7 +13,7 @@ from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.routing.balancer import Arrival
 from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
-from weft.engine.replicas.unanswered import CallMovedError, UnansweredCalls
+from weft.engine.replicas.stealer import CallMovedError, UnansweredCalls
 from weft.engine.vllm.accounting import OutputTokens
 from weft.engine.vllm_compat.names import (
     EngineDeadError,

@@ -9,17 +9,80 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.log import get_logger
+from weft.core.routing.balancer import Arrival
 from weft.core.routing.replicas import ReplicaSet
 from weft.core.routing.stealing import EngineQueue, Steal, Stealing
 from weft.engine.replicas.base import Replica
-from weft.engine.replicas.unanswered import UnansweredCalls
-from weft.engine.wire.control import TakeBack, encode_control
+from weft.engine.vllm_compat.names import RequestOutput
+from weft.engine.wire.control import CallKey, TakeBack, encode_control
+
+
+class CallMovedError(Exception):
+    """A call was taken back from its replica before it had begun. It stays inside the engine.
+
+    Attributes:
+        engine_id: the replica that is to run it.
+    """
+
+    def __init__(self, engine_id: EngineId) -> None:
+        super().__init__(engine_id)
+        self.engine_id = engine_id
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    arrival: Arrival
+    scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    moves_to: EngineId | None = None
+
+
+class UnansweredCalls:
+    """The calls that wait for their first output. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        self._calls: dict[EngineId, dict[CallKey, _Call]] = {}
+
+    async def first_output(
+        self, engine_id: EngineId, call: CallKey, arrival: Arrival, outputs: AsyncGenerator[RequestOutput, None]
+    ) -> RequestOutput | None:
+        """Wait for the first output of a call; None if it ends without one. CallMovedError: the replica has given it
+        back."""
+        mine = self._calls.setdefault(engine_id, {})
+        if call in mine:  # a client uses an id twice at once, and the scheduler cannot tell its calls apart
+            return await anext(outputs, None)
+        mine[call] = waiting = _Call(arrival)
+        try:
+            async with waiting.scope:
+                return await anext(outputs, None)
+        except TimeoutError:
+            if waiting.moves_to is None:
+                raise
+            raise CallMovedError(waiting.moves_to) from None
+        finally:
+            del mine[call]
+            if not mine:
+                self._calls.pop(engine_id, None)
+
+    def on(self, engine_id: EngineId) -> dict[CallKey, Arrival]:
+        """The calls on a replica, the one that was sent first comes first."""
+        return {call: waiting.arrival for call, waiting in self._calls.get(engine_id, {}).items()}
+
+    def move(self, engine_id: EngineId, call: CallKey, to: EngineId) -> Arrival | None:
+        """The replica has given a call back: `first_output` raises. Returns the call; None if nobody waits for it any
+        more."""
+        waiting = self._calls.get(engine_id, {}).get(call)
+        if waiting is None:
+            return None
+        waiting.moves_to = to
+        waiting.scope.reschedule(asyncio.get_running_loop().time())
+        return waiting.arrival
 
 
 class Watcher(ABC):
@@ -76,11 +139,8 @@ class Stealer(Watcher):
         self._clock = clock
 
     async def look(self) -> int:
-        """Ask the replicas for their queues, unless the load is even, and move what the rule says.
-
-        Returns:
-            The number of calls that have moved.
-        """
+        """Ask the replicas for their queues, unless the load is even, and move what the rule says. Returns how many
+        calls have moved."""
         if not self._stealing.is_uneven(self._states.loads):
             return 0
         loads = self._states.loads.all()
