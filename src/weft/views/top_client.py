@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
+from pydantic import TypeAdapter
 
 from weft.core.errors import NotReachableError, StateError
 from weft.core.show import LiveState, Timeline
-from weft.engine.watch.documents import from_json, timeline_from_json
 
 DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
 _UNIX: Final = "unix:"
@@ -20,6 +20,28 @@ _STATE: Final = "/weft/state"
 _ANSWER_S: Final = 5.0
 _MOST_PORT: Final = 65_535
 _MOST_BYTES: Final = 32 << 20  # of an answer; a state has less than one MB
+_STATES: Final = TypeAdapter(LiveState)
+_TIMELINES: Final = TypeAdapter(Timeline)
+
+T = TypeVar("T")
+
+
+def from_json(text: str | bytes) -> LiveState:
+    """Read the state of an engine, or raise StateError. Fields that are unknown here, as of a newer server, are left
+    out."""
+    return _read(_STATES, text, "state of a Weft engine")
+
+
+def timeline_from_json(text: str | bytes) -> Timeline:
+    """Read the timeline of a program, as `from_json` reads a state."""
+    return _read(_TIMELINES, text, "timeline of a program")
+
+
+def _read(adapter: TypeAdapter[T], text: str | bytes, what: str) -> T:
+    try:
+        return adapter.validate_json(text)
+    except ValueError as error:  # pydantic's, which lists every field
+        raise StateError(f"this is no {what}: {str(error).splitlines()[0]:.200}.") from error
 
 
 class StateClient:
@@ -68,11 +90,7 @@ class StateClient:
             raise NotReachableError(self.url, str(error)) from error
 
     async def timeline(self, program_id: str) -> Timeline | None:
-        """Return what a program did, and when, or None if the server does not know.
-
-        Raises:
-            NotReachableError: As for `read`.
-        """
+        """Return what a program did, and when, or None if the server does not know. It raises as `read`."""
         answer = await self._ask("GET", f"{_path(program_id)}/timeline", may_lack=(404, 405))
         try:
             return timeline_from_json(answer) if answer else None
@@ -80,11 +98,7 @@ class StateClient:
             raise NotReachableError(self.url, str(error)) from error
 
     async def end(self, program_id: str) -> None:
-        """End a program. One that has ended already is left as it is.
-
-        Raises:
-            NotReachableError: As for `read`.
-        """
+        """End a program, or raise as `read`. One that has ended already is left as it is."""
         await self._ask("DELETE", _path(program_id), may_lack=(404,))
 
     async def _ask(self, method: str, path: str, *, may_lack: Collection[int] = ()) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from weft.core.errors import StateError
 from weft.core.show import LiveProgram, LiveReplica, LiveState, to_json
-from weft.engine.watch import from_json
+from weft.views.top_client import from_json
 
 PROGRAM = LiveProgram(
     *(

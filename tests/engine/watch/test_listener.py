@@ -19,8 +19,8 @@ from perfetto_rules import check
 
 import weft
 from weft.core.errors import ListenError, MissingPackageError, ProgramEndedError
-from weft.engine.watch import from_json
 from weft.testing import FakeClock, ScriptedEngine
+from weft.views.top_client import from_json
 
 pytest_plugins = ["weft.testing.fixtures"]
 pytestmark = pytest.mark.anyio
