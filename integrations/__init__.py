@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import distributions as discover
 
-from weft.core.errors import MissingPackageError
-from weft.core.errors.install import pip_install
+from weft.core.errors import MissingPackageError, pip_install
 
 
 def require_packages(user: str, *distributions: str) -> None:

@@ -60,11 +60,12 @@ The errors that are also built-in exceptions (in brackets) are caught by code th
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
-
-from weft.core.errors.install import pip_install
 
 try:  # here, because every other module needs this one, and the other project has no file of this name
     from vllm_weft import other_weft
@@ -546,3 +547,30 @@ class PoolClosedError(SwapError):
 
     def __init__(self) -> None:
         super().__init__("this swap pool was closed and its memory released; make a new weft.engine.kv_cache.HostPool.")
+
+
+# -- the commands that install what is missing; `weft` is no name for them: on PyPI it is another project's
+
+
+_NAME: Final = re.compile(r"[\w.-]+")
+
+
+def pip_install(*distributions: str) -> str:
+    """The command that installs distributions in the versions that Weft asks for, if it asks for any.
+
+    Args:
+        distributions: their names, such as "langchain-core".
+    """
+    wanted = _requirements()
+    return f"pip install {' '.join(wanted.get(name, name) for name in distributions)}"
+
+
+@cache
+def _requirements() -> dict[str, str]:
+    """By name, each distribution that Weft or one of its extras requires, quoted for a shell."""
+    try:
+        found = importlib.metadata.requires("vllm-weft") or []
+    except importlib.metadata.PackageNotFoundError:  # Weft is imported from a folder that is not installed
+        return {}
+    texts = [text.partition(";")[0].strip() for text in found]  # without the extra
+    return {match[0]: f"'{text}'" for text in texts if (match := _NAME.match(text))}

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from weft.core.errors import ModelPrepareError
-from weft.core.errors.install import pip_install
+from weft.core.errors import ModelPrepareError, pip_install
 from weft.engine.models.child_process import last_lines, run_command
 from weft.engine.models.weights import USE_ANOTHER_MODEL, ProgressCallback
 
@@ -38,11 +37,7 @@ def _install(packages: Iterable[str]) -> str:
 
 
 def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallback) -> None:
-    """Run `_convert` in a child process.
-
-    Raises:
-        ModelPrepareError: the conversion failed.
-    """
+    """Run `_convert` in a child process, or raise ModelPrepareError."""
 
     def watch() -> None:
         # config.json is the first file that transformers saves. The other files take a second or two.

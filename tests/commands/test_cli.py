@@ -18,8 +18,7 @@ import weft
 from weft.commands import cli, demo, doctor
 from weft.commands import demo as model
 from weft.commands.doctor import Check
-from weft.core.errors import ModelPrepareError
-from weft.core.errors.install import pip_install
+from weft.core.errors import ModelPrepareError, pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES, SIMULATED_POLICIES
 from weft.engine.models.embedded import ProgressCallback
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from weft.commands import doctor
 from weft.commands.cli import app
 from weft.commands.doctor import Check, run_checks
-from weft.core.errors.install import pip_install
+from weft.core.errors import pip_install
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies.history import History, ProgramEnd

@@ -9,8 +9,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.core.errors import ClusterError
-from weft.core.errors.install import pip_install
+from weft.core.errors import ClusterError, pip_install
 from weft.core.routing.placement import largest_share
 
 if TYPE_CHECKING:  # it imports vLLM, which takes seconds
@@ -29,10 +28,7 @@ class _Connection:
 
     def open(self, address: str | None) -> None:
         """Connect to the cluster at `address`, as `ray.init` takes it, unless this process is connected already.
-
-        Raises:
-            ClusterError: Ray is not installed, or the cluster does not answer.
-        """
+        ClusterError: Ray is not installed, or the cluster does not answer."""
         try:
             import ray
         except ImportError:
@@ -65,11 +61,8 @@ connection: Final = _Connection()
 
 
 def default_resources(arguments: AsyncEngineArgs, replicas: int) -> dict[str, Any]:
-    """The resources that a replica asks of Ray unless the user names others.
-
-    Returns:
-        Options of a Ray actor: a GPU for each rank, or on CPU the most cores that all replicas can have.
-    """
+    """Options of a Ray actor for what a replica asks for unless the user names others: a GPU for each rank, or on CPU
+    the most cores that all replicas can have."""
     from weft.engine.vllm_compat.names import current_platform
 
     if not current_platform.is_cpu():

@@ -9,8 +9,7 @@ import typer
 
 from weft.commands.progress import model_progress
 from weft.commands.shared import Command, CommandGroup, one_of
-from weft.core.errors import WeftError
-from weft.core.errors.install import pip_install
+from weft.core.errors import WeftError, pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.engine.models.embedded import embedded_model, is_embedded_model_ready
 from weft.engine.vllm_compat.versions.version import check_vllm

@@ -23,8 +23,7 @@ import typer
 
 import weft
 from weft.core.class_rows import together
-from weft.core.errors import HistoryError
-from weft.core.errors.install import pip_install
+from weft.core.errors import HistoryError, pip_install
 from weft.core.policies import PolicyConfig
 from weft.core.policies.history import History
 from weft.core.process_view import classes, forecasts

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.commands.shared import show
-from weft.core.errors import MissingPackageError
-from weft.core.errors.install import pip_install
+from weft.core.errors import MissingPackageError, pip_install
 
 _URL = "http://localhost:8000"
 
