@@ -38,7 +38,7 @@ from weft.engine.served_model import ServedModel, resolved
 from weft.engine.vllm.start import engine_arguments, most_host_gib, start_error, wait_unless
 from weft.engine.vllm.start_progress import StartProgress
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
-from weft.engine.vllm_compat.options.engine_args import check_engine_args
+from weft.engine.vllm_compat.known_names import check_engine_args
 from weft.engine.vllm_compat.versions.untested import check_members
 from weft.engine.watch import WatchedReplica
 

@@ -14,7 +14,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig, as_kv_config
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig, registration
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, check_max_calls, check_timeout
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
-from weft.engine.vllm_compat.options.engine_args import VllmArgs, check_engine_args
+from weft.engine.vllm_compat.known_names import VllmArgs, check_engine_args
 
 F = TypeVar("F", bound=Callable[..., None])
 

@@ -15,7 +15,7 @@ import yaml
 from weft.commands.serve import serve
 from weft.engine.models.weights import GGUF_MEMBER, GGUF_SHA256
 from weft.engine.serve.keys import OPEN_PATHS
-from weft.engine.vllm_compat.options.serve_flags import serve_flags
+from weft.engine.vllm_compat.known_names import serve_flags
 from weft.engine.vllm_compat.versions.version import is_tested
 
 pytestmark = pytest.mark.engine  # `OPEN_PATHS` needs FastAPI, which vLLM brings along

@@ -22,7 +22,7 @@ from snippets import whole_files
 
 import weft
 from weft.commands.cli import app
-from weft.engine.vllm_compat.options.engine_args import VllmArgs
+from weft.engine.vllm_compat.known_names import VllmArgs
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]

@@ -37,7 +37,6 @@ from weft.engine.scheduler.failed_loads import void_calls
 from weft.engine.scheduler.ledger import AbortedAccounts, Entry, KvAccounts, Ledger
 from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue, not_begun
-from weft.engine.vllm_compat.held_prompts import holds_prompts
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     EngineCoreOutput,
@@ -160,11 +159,7 @@ class WeftScheduler(AsyncScheduler):
         return self._entries[request.request_id].call.rank
 
     def check_integrity(self) -> None:
-        """Assert that every request is in one queue and that the sums agree. For tests.
-
-        Raises:
-            AssertionError: They do not; the message names what disagrees.
-        """
+        """Assert that every request is in one queue and that the sums agree. For tests."""
         running = {request.request_id for request in self.running}
         waiting = {call.key for call in (*self.weft_policy.waiting, *self.weft_policy.held)}
         held = {request.request_id for request in self.kv_holding_waiting}
@@ -230,11 +225,8 @@ class WeftScheduler(AsyncScheduler):
         return CallKv(request, call.program, manager, entry.next_tool, entry.is_next_soon, call.rank.level)
 
     def __call__(self, message: object) -> dict[str, Any]:
-        """Receive a control message (`weft.engine.vllm_compat.control`).
-
-        Returns:
-            The calls that were given back, or what `ControlHandler.receive` returns.
-        """
+        """Receive a control message (`weft.engine.vllm_compat.control`). Returns the calls that were given back, or
+        what `ControlHandler.receive` returns."""
         self._has_changed = True
         self._charges.settle_all()
         match decode_control(message):
@@ -276,7 +268,7 @@ class WeftScheduler(AsyncScheduler):
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
         self._give_slots_to_loads()
         if self._has_changed or now_s >= self._next_change_s:
-            admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
+            admits = self.pause_state == PauseState.UNPAUSED and not self._holds_prompts(throttle_prefills)
             self._rank_and_preempt(now_s, admits=admits, decides=decides)
         self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
@@ -286,6 +278,16 @@ class WeftScheduler(AsyncScheduler):
         self._former.step_formed(output, now_s)
         self._charges.step_formed(output, now_s)
         return output
+
+    def _holds_prompts(self, throttle_prefills: bool) -> bool:
+        """Whether vLLM leaves prompts of more than one token out of the step, so that running calls decode without
+        them: with data parallelism where other ranks compute none (`throttle_prefills`), and since vLLM 0.33 also as
+        `--prefill-schedule-interval` says."""
+        interval: int = getattr(self, "local_prefill_interval", 1)
+        holds_by_itself = interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
+        if not throttle_prefills and not holds_by_itself:
+            return False
+        return not self.prefill_capacity_bound and any(not request.is_prefill_chunk for request in self.running)
 
     def _rank_and_preempt(self, now_s: float, *, admits: bool, decides: bool) -> None:
         changed = self.weft_policy.decide(now_s) if decides else ()

@@ -13,7 +13,7 @@ from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
 from weft.core.routing.placement import share_gpus
 from weft.engine.serve.keys import KeyRing, make_key_ring
-from weft.engine.vllm_compat.options.engine_args import VllmArgs
+from weft.engine.vllm_compat.known_names import VllmArgs
 from weft.engine.vllm_compat.versions.untested import check_members
 
 EMBEDDED_NAME: Final = "smollm2-135m-instruct"

@@ -1,13 +1,20 @@
-"""vLLM's arguments as a type, so that type checkers and editors know what the engines take as `**engine_args`."""
+"""What users may pass to vLLM: an engine's arguments, fields of a chat request, and options of `vllm serve`.
+
+Wrong names are refused before vLLM is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Iterable
+import importlib.util
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from weft.core.errors import EngineStartError
-from weft.engine.vllm_compat.versions.version import lacking
+from weft.core.errors import EngineStartError, InvalidRequestError
+from weft.engine.vllm_compat.versions.version import is_older
 
 
 class VllmArgs(TypedDict, total=False):
@@ -276,33 +283,90 @@ class VllmArgs(TypedDict, total=False):
     worker_extension_cls: str
 
 
-_SINCE: Final = {
-    **dict.fromkeys(
-        ("custom_histogram_buckets", "enable_hc_sp", "enable_shm_tensor_arena", "sleep_mode_offload_cudagraph"), "0.32"
+_NEW: Final = {  # by the first minor version that has them
+    "0.32": (
+        *("custom_histogram_buckets", "enable_hc_sp", "enable_shm_tensor_arena", "sleep_mode_offload_cudagraph"),
+        *("mm_payload", "return_mm_kwargs"),
     ),
-    **dict.fromkeys(("monokernel", "sleep_mode_backend", "watchdog_config"), "0.33"),
+    "0.33": ("monokernel", "sleep_mode_backend", "watchdog_config", "return_weight_versions"),
 }
+_LACKING: Final = frozenset(name for minor, names in _NEW.items() if is_older(minor) for name in names)
 
 
 def known_engine_args() -> frozenset[str]:
     """The arguments that the installed vLLM has."""
-    return frozenset(VllmArgs.__annotations__) - lacking(_SINCE)
+    return frozenset(VllmArgs.__annotations__) - _LACKING
 
 
 def check_engine_args(names: Iterable[str], own: Iterable[str] = ()) -> None:
-    """Check the names of vLLM's arguments before vLLM is imported, which takes seconds.
-
-    Raises:
-        EngineStartError: vLLM has no argument of a name. The message has the name nearest to it.
-    """
+    """Raise EngineStartError for the names that are no arguments of vLLM's, with the nearest that are."""
     known = known_engine_args()
+    if wrong := _unknown(names, known, [*own, *known], "this is no argument", "these are no arguments"):
+        raise EngineStartError(f"{wrong} of the engine or of vLLM's AsyncEngineArgs, which lists the further ones.")
+
+
+# vLLM itself accepts any field of a chat request and ignores those that it does not know.
+_NAMES: Final = (
+    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template "
+    "chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty ignore_eos "
+    "include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids "
+    "logprobs max_completion_tokens max_tokens media_io_kwargs messages min_p min_tokens mm_payload "
+    "mm_processor_kwargs model n parallel_tool_calls presence_penalty priority prompt_logprobs reasoning_effort "
+    "repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_prompt_text "
+    "return_token_ids return_token_offsets return_tokens_as_token_ids return_weight_versions "
+    "routed_experts_prompt_start seed session_id skip_special_tokens spaces_between_special_tokens stop "
+    "stop_token_ids stream stream_interval stream_options structured_outputs temperature thinking_token_budget "
+    "tool_choice tools top_k top_logprobs top_p truncate_prompt_tokens truncation_side use_beam_search user "
+    "vllm_xargs watermarking"
+)
+CHAT_FIELDS: Final = frozenset(_NAMES.split()) - _LACKING
+
+# The front end fills these in. Of another value it would make no use.
+FILLED_IN: Final = frozenset({"messages", "request_id", "session_id", "stream"})
+
+
+def check_fields(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise InvalidRequestError for the request fields that are not among `known`, with the nearest that are."""
+    if wrong := _unknown(names, known, known, "this is not a field", "these are not fields"):
+        raise InvalidRequestError(
+            f"{wrong} of the chat request that can be set here. The fields are those of vLLM's chat completions, such "
+            "as temperature, max_tokens, top_p, seed, stop, min_tokens and structured_outputs."
+        )
+
+
+def _unknown(names: Iterable[str], known: Collection[str], meant: Collection[str], one: str, several: str) -> str:
+    """What an error says of unknown names, with the nearest of those that may be meant; "" if all are known."""
     wrong = [name for name in names if name not in known]
-    if not wrong:
-        return
-    meant = [*own, *known]
-    near = [(name, difflib.get_close_matches(name[:64], meant, n=1)) for name in wrong]
+    near = [(name, difflib.get_close_matches(name[:64], meant, n=1)) for name in wrong]  # by the square of the length
     said = ", ".join(f"{name:.80} (did you mean {found[0]}?)" if found else f"{name:.80}" for name, found in near)
-    raise EngineStartError(
-        f"{said}: {'this is no argument' if len(wrong) == 1 else 'these are no arguments'} of the engine or of "
-        "vLLM's AsyncEngineArgs, which lists the further ones."
-    )
+    return f"{said}: {one if len(wrong) == 1 else several}" if wrong else ""
+
+
+# Where versions define them: as fields of classes, or by their names.
+_FILES: Final = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py", "entrypoints/common/cli_args.py")
+_FLAG: Final = re.compile(r"--?[a-z][\w-]*")
+
+
+def serve_flags() -> frozenset[str]:
+    """All options of `vllm serve`, read from the sources of the installed vLLM, and a few more, which its own
+    parser refuses: versions name an option's opposite in other ways.
+
+    vLLM must be installed.
+    """
+    spec = importlib.util.find_spec("vllm")
+    roots = (spec is not None and spec.submodule_search_locations) or ()
+    files = [file for root in roots for name in _FILES if (file := Path(root, name)).is_file()]
+    flags = {flag for file in files for flag in _flags(ast.parse(file.read_text(encoding="utf-8")))}
+    turned = {(turn, way) for turn in ("--enable-", "--disable-") for way in ("--enable-", "--disable-")}
+    turned.add(("--", "--no-"))
+    opposites = {way + each.removeprefix(turn) for turn, way in turned for each in flags if each.startswith(turn)}
+    return frozenset(flags | opposites | {"-h"})
+
+
+def _flags(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FLAG.fullmatch(node.value):
+            yield node.value
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
+                yield f"--{each.target.id.replace('_', '-')}"

@@ -17,7 +17,7 @@ from weft.core.locks import fork_safe
 from weft.core.program import Program
 from weft.core.program.structure.lineage import Content
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
+from weft.engine.vllm_compat.known_names import CHAT_FIELDS, FILLED_IN, check_fields
 from weft.integrations.client_call import Caller, ClientCall
 
 # Fields that the client fills in from AutoGen's arguments. `n` is among them because a call has one answer.
@@ -125,11 +125,7 @@ def _strings(arguments: str) -> Iterator[str]:
 async def until_cancelled(
     chunks: AsyncGenerator[dict[str, Any]], token: CancellationToken | None
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the chunks of a stream until a token is cancelled.
-
-    Raises:
-        asyncio.CancelledError: The token was cancelled.
-    """
+    """Yield the chunks of a stream until a token is cancelled, which raises asyncio.CancelledError."""
     if token is None:
         async for chunk in chunks:
             yield chunk
@@ -176,11 +172,7 @@ class Usage:
 
 
 def check_client_fields(names: Iterable[str]) -> None:
-    """Check that a user may set these fields of vLLM's chat request.
-
-    Raises:
-        InvalidRequestError: vLLM's chat request has no such field, or the client fills it in. The message names it.
-    """
+    """Raise InvalidRequestError for a field that vLLM's chat request does not have, or that the client fills in."""
     check_fields(names, CHAT_FIELDS - FILLED_IN - _FROM_AUTOGEN)
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft.core.errors import InvalidRequestError
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
+from weft.engine.vllm_compat.known_names import CHAT_FIELDS, FILLED_IN, check_fields
 from weft.integrations.arguments import check_engine
 from weft.integrations.langchain.handler import RUN_KWARG, LangChainRun, ModelCall, find_handler, run_of
 from weft.integrations.langchain.messages import (
@@ -351,11 +351,8 @@ def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[
 
 
 def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one request as the engine takes them.
-
-    Raises:
-        InvalidRequestError: A name is not one of a field of vLLM's chat request that can be set.
-    """
+    """The fields of one request as the engine takes them. InvalidRequestError: vLLM has no such field that can be
+    set."""
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in _SETTABLE:
@@ -368,11 +365,7 @@ def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_one_answer(count: object) -> None:
-    """Check the `n` of a stream.
-
-    Raises:
-        InvalidRequestError: It asks for several answers, whose pieces LangChain would join into one text.
-    """
+    """Refuse the `n` of a stream that asks for several answers, whose pieces LangChain would join into one text."""
     if isinstance(count, int) and count > 1:
         raise InvalidRequestError(
             f"n is {count}, and LangChain joins all pieces of a stream into one message. Leave out n and stream each "
@@ -381,11 +374,7 @@ def _check_one_answer(count: object) -> None:
 
 
 def _check_method(method: str) -> None:
-    """Check the `method` of `with_structured_output`.
-
-    Raises:
-        InvalidRequestError: There is no such method.
-    """
+    """Raise InvalidRequestError unless the `method` of `with_structured_output` is one."""
     if method not in _METHODS:
         near = difflib.get_close_matches(str(method), _METHODS, n=1)
         raise InvalidRequestError(

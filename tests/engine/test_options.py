@@ -13,7 +13,7 @@ import weft
 from weft.core.errors import EngineStartError, InvalidRequestError, KvPolicyError, PolicyError, ReplicaError
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.engine.options import EngineKeywords, EngineOptions
-from weft.engine.vllm_compat.options.engine_args import VllmArgs
+from weft.engine.vllm_compat.known_names import VllmArgs
 from weft.engine.wire.scheduler_config import config_of_engine, decode_config, encode_config
 
 OWN = [each.name for each in fields(EngineOptions) if each.name != "engine_args"]

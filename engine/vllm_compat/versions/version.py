@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Mapping
 from typing import Final
 
 from weft.core.errors import UnsupportedVllmError, VllmUnavailableError
@@ -58,15 +57,6 @@ def is_older(minor: str) -> bool:
     """Whether the installed vLLM is older than a minor version. Without a vLLM it is not."""
     version = installed_vllm()
     return version is not None and _minor(version) < _minor(minor)
-
-
-def lacking(since: Mapping[str, str]) -> frozenset[str]:
-    """The names that the installed vLLM does not have yet.
-
-    Args:
-        since: by name, the first minor version that has it.
-    """
-    return frozenset(name for name, minor in since.items() if is_older(minor))
 
 
 def require_vllm() -> None:

@@ -34,7 +34,7 @@ from weft.engine.options import EngineOptions
 from weft.engine.replicas.ray.cluster import connection
 from weft.engine.serve.script_file import read_script
 from weft.engine.vllm.start_progress import host_memory
-from weft.engine.vllm_compat.options.serve_flags import serve_flags
+from weft.engine.vllm_compat.known_names import serve_flags
 from weft.engine.vllm_compat.versions.version import check_vllm
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 import weft
 from weft.core.errors import EngineStartError
+from weft.engine.vllm_compat.known_names import VllmArgs, known_engine_args
 from weft.engine.vllm_compat.names import AsyncEngineArgs
-from weft.engine.vllm_compat.options.engine_args import VllmArgs, known_engine_args
 
 pytestmark = pytest.mark.engine  # imports vLLM, but starts no engine
 

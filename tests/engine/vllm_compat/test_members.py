@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from vllm_members import TEST_MEMBERS
 
+from weft.engine.vllm_compat.known_names import CHAT_FIELDS
 from weft.engine.vllm_compat.names import ChatCompletionRequest
-from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS
 from weft.engine.vllm_compat.versions.changes import Member, _has, _resolve, change_of
 from weft.engine.vllm_compat.versions.members import MEMBERS, Uses, members
 

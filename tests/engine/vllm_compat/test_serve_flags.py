@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.commands.shared import check_flags
-from weft.engine.vllm_compat.options.serve_flags import serve_flags
+from weft.engine.vllm_compat.known_names import serve_flags
 from weft.engine.vllm_compat.server_names import FlexibleArgumentParser, make_arg_parser
 
 pytestmark = pytest.mark.engine
