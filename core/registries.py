@@ -22,11 +22,7 @@ class NoParameters:
 
 
 def check_number(value: object, what: str, error: type[WeftError]) -> float:
-    """Return `value` if it is a number.
-
-    Raises:
-        WeftError: The value is not a number. The error is of the class `error`.
-    """
+    """Return `value`, or raise an error of the class `error` if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise error(f"{what} must be a number, not {value!r:.60}.")
     return value
@@ -92,11 +88,7 @@ class Registry(Generic[T]):
         return add
 
     def registration(self, name: object) -> Registration[T]:
-        """The registration of a name.
-
-        Raises:
-            WeftError: There is none. The error is of the class `error`, and lists the names that an engine takes.
-        """
+        """The registration of a name. An error of the class `error` lists the names that an engine takes."""
         found = self.entries.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(each.name for each in self.registrations() if not each.simulation_only)

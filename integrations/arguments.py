@@ -10,11 +10,7 @@ from weft.engine.host.frontend import FrontEnd
 
 
 def check_engine(function: str, engine: object) -> None:
-    """Check that an argument is an engine.
-
-    Raises:
-        ArgumentTypeError: It is something else.
-    """
+    """Raise ArgumentTypeError unless an argument is an engine."""
     if not isinstance(engine, FrontEnd):
         kinds = "a weft.Engine, a weft.AsyncMultiLLMEngine, or weft.connect(url) for a `weft serve`"
         if isinstance(engine, str) and engine.startswith(("http://", "https://")):
@@ -23,11 +19,7 @@ def check_engine(function: str, engine: object) -> None:
 
 
 def check_program(function: str, program: object) -> None:
-    """Check that an argument is a program.
-
-    Raises:
-        ArgumentTypeError: It is something else.
-    """
+    """Raise ArgumentTypeError unless an argument is a program."""
     if not isinstance(program, Program):
         raise ArgumentTypeError(function, "program", program, "the weft.Program that @weft.program passes in")
 

@@ -67,11 +67,7 @@ def space_bytes(space_gib: float | Literal["auto"], most_gib: float, kv_bytes: i
 
 
 def check_swap(swap: object) -> SwapConfig | None:
-    """Check the `swap` argument of an engine.
-
-    Raises:
-        SwapArgumentError: It is neither a SwapConfig nor None.
-    """
+    """Raise SwapArgumentError unless the `swap` argument of an engine is a SwapConfig or None."""
     if swap is None or isinstance(swap, SwapConfig):
         return swap
     example = f"weft.SwapConfig(space_gib={swap!r})" if isinstance(swap, int | float) else "weft.SwapConfig()"

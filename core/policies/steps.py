@@ -111,11 +111,8 @@ class Room(Protocol):
     """
 
     def offer(self, call: Call) -> bool:
-        """Consider a waiting call. `fits` and `start` are about the call that was offered last.
-
-        Returns:
-            Whether running calls of better rank leave the call tokens of the step. If not, no later call starts either.
-        """
+        """Consider a waiting call, which `fits` and `start` are then about. Returns whether running calls of better
+        rank leave the call tokens of the step. If not, no later call starts either."""
         ...
 
     def fits(self) -> bool:

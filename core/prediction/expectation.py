@@ -89,11 +89,7 @@ def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
 
 
 def _solve(weights: npt.NDArray[np.float64], constant: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-    """Solve x = weights x + constant.
-
-    Returns:
-        x, of the shape of `constant`; None if there is no finite solution without negative values.
-    """
+    """Solve x = weights x + constant; None if there is no finite solution without negative values."""
     try:
         found = np.linalg.solve(np.eye(len(weights)) - weights, constant)
     except np.linalg.LinAlgError:

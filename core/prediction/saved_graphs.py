@@ -42,11 +42,8 @@ def encode_graphs(templates: Templates) -> dict[str, Any]:
 
 
 def decode_graphs(data: object, templates: Templates) -> None:
-    """Read what `encode_graphs` wrote into empty templates.
-
-    Raises:
-        ValueError: The data are damaged, or from a newer version of Weft. The message says what is wrong.
-    """
+    """Read what `encode_graphs` wrote into empty templates. ValueError says what is wrong with damaged data, or data of
+    a newer version of Weft."""
     if not isinstance(data, Mapping) or data.get("version") != VERSION:
         version = data.get("version") if isinstance(data, Mapping) else data
         raise ValueError(f"the version of its execution graphs is {version!r:.40}, and this Weft reads {VERSION}")

@@ -87,11 +87,7 @@ class Admission:
 
 
 def check_max_calls(value: object) -> int:
-    """Return `value` as a number of calls.
-
-    Raises:
-        ReplicaError: the value is not a whole number above 0.
-    """
+    """Return `value`, or raise ReplicaError unless it is a whole number of calls above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ReplicaError(f"max_calls is {value!r:.80}; each vLLM engine must be allowed 1 call or more.")
     return value
@@ -135,11 +131,8 @@ def deadline(now_s: float, call_s: float | None, program_start_s: float, program
 
 
 def check_timeout(value: object, what: str) -> float | None:
-    """Return `value` as seconds; None means no limit.
-
-    Raises:
-        InvalidRequestError: the value is not a finite number above 0.
-    """
+    """Return `value`, or raise InvalidRequestError unless it is a finite number of seconds above 0, or None for no
+    limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -109,10 +109,7 @@ class ReplicaSet:
 
     def move(self, engine_id: EngineId) -> bool:
         """Count a call that has not begun as in flight on another replica as well, until `leave` is called for each.
-
-        Returns:
-            Whether that replica takes the call. If not, `dispatch` finds another.
-        """
+        Returns whether that replica takes the call. If not, `dispatch` finds another."""
         if self.loads.calls(engine_id) is None:
             return False
         replica = self._replicas[engine_id]
@@ -141,11 +138,7 @@ class ReplicaSet:
             self.loads.close(replica.engine_id)
 
     def add(self, engine_id: EngineId) -> None:
-        """Add a replica that is being started.
-
-        Raises:
-            ReplicaError: the name is in use.
-        """
+        """Add a replica that is being started. A name that is in use raises ReplicaError."""
         if engine_id in self._replicas:
             raise ReplicaError(f"there is a replica {engine_id} already; give each replica its own name.")
         self._replicas[engine_id] = _Replica(engine_id, next(self._numbers))

@@ -50,11 +50,7 @@ def _has_graphs(file: Path) -> bool:
 
 
 def read_graphs(path: Path) -> list[ProgramGraph]:
-    """Read the graphs of a file of `program.graph.to_json()`: one graph, or one on each line.
-
-    Raises:
-        TraceError: The file cannot be read, or holds something else.
-    """
+    """Read the graphs of a file of `program.graph.to_json()`, one a line, or raise TraceError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -75,20 +71,13 @@ def read_graphs(path: Path) -> list[ProgramGraph]:
 
 
 def recorded(program: TraceProgram) -> Timeline:
-    """Return the timeline of a program from a trace.
-
-    Raises:
-        TraceError: the trace does not say when its calls ran.
-    """
+    """Return the timeline of a program from a trace, or raise TraceError if it does not say when the calls ran."""
     return timeline(graph_of(program), start_s=0.0)
 
 
 def graph_of(program: TraceProgram) -> ProgramGraph:
-    """Return the graph of a recorded program. Its clock begins when the program arrives.
-
-    Raises:
-        TraceError: the trace does not say when its calls ran.
-    """
+    """Return the graph of a recorded program. Its clock begins when the program arrives. A trace that does not say when
+    the calls ran raises TraceError."""
     graph = ProgramGraph(ProgramId(program.program), SessionId(""), program.name or "program")
     timed = [(call, call.measured) for call in in_order(program.calls) if call.measured is not None]
     if len(timed) < len(program.calls):

@@ -131,11 +131,8 @@ def is_trace(path: Path) -> bool:
 
 
 def parse(line: str, where: str) -> TraceProgram:
-    """Return the program on one line of a trace.
-
-    Raises:
-        TraceError: the text is not a program, or its calls and parents are inconsistent.
-    """
+    """Return the program on one line of a trace, or raise TraceError, also if its calls and parents are
+    inconsistent."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:

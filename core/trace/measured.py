@@ -58,11 +58,7 @@ _DEFAULTS: Final = {each.name: each.default for each in fields(Measured)}
 
 
 def read_measured(row: object, where: str) -> Measured:
-    """Read the key `measured` of a call.
-
-    Raises:
-        TraceError: it is not an object with valid values. The message begins with `where`.
-    """
+    """Read the key `measured` of a call, or raise TraceError with a message that begins with `where`."""
     where = f"{where}, measured"
     data = object_of(row, where, _KEYS)
     state = text(data, "state", where) or CallState.FINISHED

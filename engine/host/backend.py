@@ -149,11 +149,8 @@ class Programs:
         return row or self.table.last(program_id)
 
     def end_program(self, program_id: ProgramId) -> bool:
-        """End a program from outside: its calls in flight and those to come raise `ProgramEndedError`.
-
-        Returns:
-            Whether it was open.
-        """
+        """End a program from outside, if it is open: its calls in flight and those to come raise `ProgramEndedError`.
+        Returns whether it was."""
         is_open = self.table.get(program_id) is not None
         self.end_session(program_id, ProgramState.CANCELLED)
         return is_open

@@ -313,11 +313,7 @@ class CallPath:
             future.cancel()
 
     def _run(self, call: InFlight, coroutine: Any) -> Future[Any]:
-        """Run a call's coroutine on the engine's event loop.
-
-        Raises:
-            EngineClosedError: The engine was shut down.
-        """
+        """Run a call's coroutine on the engine's event loop. EngineClosedError: the engine was shut down."""
         try:
             call.future = self._loop.submit(coroutine)
         except EngineClosedError:  # the engine was shut down on another thread
@@ -339,11 +335,7 @@ class CallPath:
                 self._programs.messages.call_aborted(AbortedCall(call.program, call.row))
 
     def raise_if_ended(self, call: InFlight) -> None:
-        """Raise why a call was aborted, if its caller has not aborted it.
-
-        Raises:
-            EngineClosedError, ProgramEndedError: Why.
-        """
+        """Raise why a call was aborted, EngineClosedError or ProgramEndedError, if its caller has not aborted it."""
         error = call.ended_error(self._life.is_closed)
         if error is not None:
             raise error

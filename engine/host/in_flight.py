@@ -87,20 +87,13 @@ class Link:
         self._endpoint = endpoint
 
     def endpoint(self, model: str | None) -> ModelEndpoint:
-        """The endpoint of a model; None: the request names none.
-
-        Raises:
-            UnknownModelError: The engine does not serve this model.
-        """
+        """The endpoint of a model, or UnknownModelError; None: the request names none."""
         del model  # the endpoint refuses a wrong name, or takes any
         return self._endpoint
 
     async def send(self, message: Mapping[str, Any]) -> list[Any]:
-        """Send a control message to every scheduler of the engine, on the engine's event loop.
-
-        Returns:
-            Their answers; None from a replica that does not run.
-        """
+        """Send a control message to every scheduler of the engine, on the engine's event loop. Returns their answers;
+        None from a replica that does not run."""
         del message
         return []
 
@@ -137,11 +130,8 @@ class Life:
         return os.getpid() != self._process
 
     def check_process(self) -> None:
-        """Raise an error in a forked child. Every use of the engine calls this first, because it could hang there.
-
-        Raises:
-            EngineForkedError: This is a forked child.
-        """
+        """Raise EngineForkedError in a forked child. Every use of the engine calls this first, because it could hang
+        there."""
         if os.getpid() != self._process:
             raise EngineForkedError(self._process)
 
@@ -183,11 +173,8 @@ class InFlight:
             self.recorder.note_tokens(self.identity.program_id, self.identity.call_id, prompt=prompt, output=output)
 
     def take_ids(self, answer: dict[str, Any]) -> bool:
-        """Record the token ids of a completion or of a chunk, and remove them unless the caller asked for them.
-
-        Returns:
-            Whether to pass the answer on. A chunk that vLLM sent only for its ids is not for the caller.
-        """
+        """Record the token ids of a completion or of a chunk, and remove them unless the caller asked for them. Returns
+        whether to pass the answer on: a chunk that vLLM sent only for its ids is not for the caller."""
         prompt, output = self._read_ids(answer, "prompt_token_ids"), list[int]()
         for choice in answer["choices"]:
             ids = self._read_ids(choice, "token_ids")
@@ -213,11 +200,7 @@ class InFlight:
 
     @asynccontextmanager
     async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:
-        """Cancel the body when the call's deadline passes.
-
-        Raises:
-            DeadlineError: It has passed.
-        """
+        """Cancel the body when the call's deadline passes, and raise DeadlineError."""
         left_s = self.deadline.at_s - clock()
         scope = asyncio.timeout(left_s if left_s < math.inf else None)
         try:
@@ -262,11 +245,8 @@ class InFlightCalls:
             self._calls[call.identity.call_id] = call
 
     def leave(self, call: InFlight) -> bool:
-        """A call has left the engine, finished or not.
-
-        Returns:
-            Whether it was in flight. Leaving twice changes nothing.
-        """
+        """A call has left the engine, finished or not. Returns whether it was in flight. Leaving twice changes
+        nothing."""
         call_id = call.identity.call_id
         with self._lock:
             if self._calls.pop(call_id, None) is None:

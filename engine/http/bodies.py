@@ -105,11 +105,7 @@ class Arrivals:
                 del self._bodies[sender], self._bytes[sender]
 
     def hold(self, sender: str, count: int) -> None:
-        """Count bytes that have arrived.
-
-        Raises:
-            ArrivingError: They would be too many.
-        """
+        """Count bytes that have arrived. ArrivingError: they would be too many."""
         if self._all_bytes + count > self._most_bytes:
             raise ArrivingError(f"{self._all_bytes} bytes", "this server")
         if self._bytes[sender] + count > self._most_bytes // _SHARES:

@@ -49,11 +49,8 @@ _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
 def read_limit(environment: Mapping[str, str]) -> int:
-    """The largest body of a request in bytes: `WEFT_MAX_BODY_BYTES`, or 64 MiB.
-
-    Raises:
-        EngineStartError: The variable is not a positive whole number.
-    """
+    """The largest body of a request in bytes: `WEFT_MAX_BODY_BYTES`, or 64 MiB. Anything but a positive whole number
+    raises EngineStartError."""
     text = environment.get(LIMIT_VARIABLE, str(_DEFAULT_LIMIT_BYTES))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
         raise EngineStartError(
@@ -160,11 +157,8 @@ class Exchange:
         return False
 
     def arriving(self) -> None:
-        """Note that the body is not complete, and that the server is about to hold its bytes.
-
-        Raises:
-            OverloadedError: The client has as many requests as it may.
-        """
+        """Note that the body is not complete, and that the server is about to hold its bytes. OverloadedError: the
+        client has as many requests as it may."""
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
@@ -193,11 +187,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass the application's response on, unless the request was refused.
-
-        Raises:
-            OSError: The connection is closed.
-        """
+        """Pass the application's response on, unless the request was refused. A closed connection raises OSError."""
         if self.has_refused:
             return
         self._has_begun = True
@@ -248,11 +238,8 @@ class Exchange:
             )
 
     async def _collect(self, body: bytearray, too_large: Refusal) -> bytearray | Refusal | None:
-        """Wait for the rest of a body.
-
-        Raises:
-            OverloadedError: The server holds too much of bodies that are arriving, or too many of the client.
-        """
+        """Wait for the rest of a body. OverloadedError: the server holds too much of bodies that are arriving, or too
+        many of the client."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -313,11 +300,7 @@ class Exchange:
         return body
 
     def _refuse_figures(self, request: dict[str, Any]) -> None:
-        """Tell the client of figures that the scheduler would ignore.
-
-        Raises:
-            InvalidRequestError: The request has such figures.
-        """
+        """Raise InvalidRequestError, so that the client hears of figures that the scheduler would ignore."""
         figures = figures_of_request(request)
         if figures:
             raise InvalidRequestError(
@@ -326,11 +309,8 @@ class Exchange:
             )
 
     async def _check_form(self, body: bytearray) -> None:
-        """Refuse ids in a form, as routes for audio take it: they could not be put into their scope.
-
-        Raises:
-            InvalidRequestError: There are such ids.
-        """
+        """Refuse ids in a form, as routes for audio take it, with InvalidRequestError: they could not be put into their
+        scope."""
         from starlette.requests import Request  # with the parser of vLLM's own routes
 
         async def receive() -> Message:

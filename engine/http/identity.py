@@ -42,11 +42,7 @@ def scope_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def scope_headers(headers: Headers, scope: str) -> Headers:
-    """The headers of a request, with the session's id in its scope.
-
-    Raises:
-        InvalidIdError: The session's id is malformed.
-    """
+    """The headers of a request, with the session's id in its scope. A malformed one raises InvalidIdError."""
     if not any(name == SESSION_HEADER for name, _value in headers):
         return headers
     return [

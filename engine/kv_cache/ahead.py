@@ -56,11 +56,8 @@ class Spills:
             self._pool.unpin_blocks(new, self._on_reuse)  # the references are as before, only the watcher stays
 
     def plan(self, most_blocks: int) -> bool:
-        """Plan copies of contexts that are to be spilled, as many as one step makes.
-
-        Returns:
-            Whether a context is in host memory now that was not.
-        """
+        """Plan copies of contexts that are to be spilled, as many as one step makes. Returns whether a context is in
+        host memory now that was not."""
         has_copied = False
         store, retention = self._store, self._retention
         while self._copying and self._copying[0][0] <= store.copied:
@@ -88,10 +85,7 @@ class Spills:
 
     def _spill(self, contexts: dict[Context, None], most: int) -> bool:
         """Plan copies of these contexts, at most `most` blocks, and take out the contexts that need no further copy.
-
-        Returns:
-            Whether one of them was in host memory already.
-        """
+        Returns whether one of them was in host memory already."""
         has_copied = False
         store, retention = self._store, self._retention
         while contexts and most > 0:
@@ -500,11 +494,7 @@ class Fetches:
         self._pool.free_blocks([*reversed(fetch.coming), *reversed(fetch.there)])
 
     def check_integrity(self) -> None:
-        """Assert that each block of a fetch under way is taken, and no other fetch's. For tests.
-
-        Raises:
-            AssertionError: It is not.
-        """
+        """Assert that each block of a fetch under way is taken, and no other fetch's. For tests."""
         coming = [block for fetch in self._under_way for block in fetch.coming]
         if len({block.block_id for block in coming}) < len(coming):
             raise AssertionError("two fetches write to one block")

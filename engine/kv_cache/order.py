@@ -137,11 +137,7 @@ class KvOrder:
         return None
 
     def check_integrity(self) -> None:
-        """Assert that all sums agree. For tests.
-
-        Raises:
-            AssertionError: They do not.
-        """
+        """Assert that all sums agree. For tests."""
 
 
 _MOST_OWNERS: Final = 16  # a block that more programs share is a common prefix, which the next program shares too

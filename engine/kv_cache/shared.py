@@ -52,11 +52,7 @@ class SharedFolder:
         self._files: dict[int, int] = {}
 
     def add(self, number: int) -> str:
-        """Make the part of a replica.
-
-        Returns:
-            The value of `VARIABLE` for its processes.
-        """
+        """Make the part of a replica. Returns the value of `VARIABLE` for its processes."""
         self._files[number] = file = os.memfd_create(f"weft-kv-{number}", os.MFD_CLOEXEC)
         link = self._folder.path / str(number)
         link.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
@@ -144,11 +140,8 @@ class Part:
 
     @staticmethod
     def shape_of(path: Path) -> Shape | None:
-        """The shape of the part that a replica has claimed; None if no replica has.
-
-        Raises:
-            OSError: There is no such memory.
-        """
+        """The shape of the part that a replica has claimed; None if no replica has. OSError: there is no such
+        memory."""
         with path.open("rb") as file:
             head = file.read(_HEADER_BYTES)
         if not head:
@@ -164,11 +157,8 @@ class Part:
         return flat.view(shape.slots, shape.stride)
 
     def claim(self) -> None:
-        """Make it the part of this replica. What an earlier process of the replica has left can still be read.
-
-        Raises:
-            SwapError: That process had another model. Nothing can be read any more.
-        """
+        """Make it the part of this replica. What an earlier process of the replica has left can still be read, unless
+        that had another model: SwapError."""
         if not self._head[0]:
             self._head[1:4] = self._shape[:3]
             self._model[:] = np.frombuffer(self._shape.model, np.uint8)
@@ -360,11 +350,8 @@ class SharedPools:
         self._parts = {self._own: Part(link, shape)}
 
     def own_pool(self, layout: CacheLayout, digest: int) -> HostPool:
-        """The pool of this worker.
-
-        Raises:
-            SwapError: Its blocks are larger than the scheduler thinks, or memory cannot be page-locked.
-        """
+        """The pool of this worker. SwapError: its blocks are larger than the scheduler thinks, or memory cannot be
+        page-locked."""
         if layout.slot_bytes > self._shape.stride:
             raise SwapError(f"a block has {layout.slot_bytes} bytes here, and {self._shape.stride} elsewhere.")
         is_gpu, part = layout.device.type == "cuda", self._parts[self._own]

@@ -38,11 +38,8 @@ class LaunchLock:
 
     @contextmanager
     def held(self, abandoned: threading.Event) -> Iterator[None]:
-        """Wait for the lock, and hold it during the block.
-
-        Raises:
-            EngineStartError: `abandoned` was set while another launch held the lock.
-        """
+        """Wait for the lock, and hold it during the block. If `abandoned` is set meanwhile, it raises
+        EngineStartError."""
         while not self._lock.acquire(timeout=_POLL_S):
             if abandoned.is_set():
                 raise start_cancelled()

@@ -47,11 +47,8 @@ class LoopThread:
             self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Cancelling the future cancels the coroutine.
-
-        Raises:
-            EngineClosedError: The loop is ending, or has ended.
-        """
+        """Run a coroutine on the loop. Cancelling the future cancels the coroutine. EngineClosedError: the loop is
+        ending, or has ended."""
         with self._lock:
             if self._is_stopping:
                 coroutine.close()

@@ -94,11 +94,7 @@ class RemoteChat:
     def make_request(
         body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
     ) -> Request:
-        """Check what the front end reads of a request. The server checks the rest.
-
-        Raises:
-            InvalidRequestError: The request is malformed.
-        """
+        """Check what the front end reads of a request, with InvalidRequestError. The server checks the rest."""
         if not isinstance(body.get("messages"), list):
             raise InvalidRequestError("the chat request is malformed: messages must be a list of messages.")
         arguments = body.get("vllm_xargs")

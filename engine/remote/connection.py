@@ -36,11 +36,8 @@ _KEEP_ALIVE: Final = tuple(
 
 
 def base_url(url: str) -> str:
-    """The server's address, with or without the `/v1` that clients of OpenAI's API write.
-
-    Raises:
-        InvalidRequestError: The text is not an HTTP address.
-    """
+    """The server's address, with or without the `/v1` that clients of OpenAI's API write. Anything else raises
+    InvalidRequestError."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:

@@ -94,8 +94,5 @@ class Replica(ABC):
 
     @abstractmethod
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
-        """Send a control message (`weft.engine.wire.control.encode_control`) to the scheduler.
-
-        Returns:
-            The scheduler's answer; None if the replica does not run, or dies before it answers.
-        """
+        """Send a control message (`weft.engine.wire.control.encode_control`) to the scheduler. Returns its answer; None
+        if the replica does not run, or dies before it answers."""

@@ -88,11 +88,8 @@ class Supervisor:
             await asyncio.gather(*adding, return_exceptions=True)
 
     async def add(self) -> Replica:
-        """Start one more replica and wait until it is ready.
-
-        Raises:
-            EngineError: the replica did not start. It is removed.
-        """
+        """Start one more replica and wait until it is ready. One that does not start is removed, and raises
+        EngineError."""
         replica = self._make()
         self._replicas[replica.engine_id] = replica
         self._states.add(replica.engine_id)

@@ -77,11 +77,7 @@ class CallTable:
         self._arrivals = itertools.count()
 
     def open(self, request_id: str, header: CallHeader, prompt_tokens: int, now_s: float) -> Entry:
-        """Note a request that arrives.
-
-        Returns:
-            Its entry, with the call that the policy ranks.
-        """
+        """Note a request that arrives. Returns its entry, with the call that the policy ranks."""
         identity = header.identity
         self._forget_idle(now_s)
         program = self._program(header, now_s)
@@ -124,11 +120,8 @@ class CallTable:
         return program
 
     def close(self, request_id: str, now_s: float) -> Ledger | None:
-        """Note a request that leaves, finished or aborted.
-
-        Returns:
-            The ledger of its call; None if the request is unknown. The call is over when no sequence is left.
-        """
+        """Note a request that leaves, finished or aborted. Returns the ledger of its call, which is over when no
+        sequence is left; None if the request is unknown."""
         entry = self.entries.pop(request_id, None)
         if entry is None:
             return None
@@ -225,11 +218,7 @@ class CallTable:
         return program_id in self._idle if program is None else not program.has_ended
 
     def check_integrity(self, running: set[str]) -> None:
-        """Assert that the sums over programs, calls and requests agree. For tests.
-
-        Raises:
-            AssertionError: They do not; the message names what disagrees.
-        """
+        """Assert that the sums over programs, calls and requests agree. For tests."""
         entries = self.entries.values()
         checks = {
             "a running mark is wrong": running == {key for key, entry in self.entries.items() if entry.running},

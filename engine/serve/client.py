@@ -152,11 +152,7 @@ class ServedEngine(EngineClient):
         return EngineDeadError()
 
     async def check_health(self) -> None:
-        """Check that each model has a replica that is ready.
-
-        Raises:
-            EngineDeadError: A model has none, or the server stops.
-        """
+        """Raise EngineDeadError unless each model has a replica that is ready, and the server does not stop."""
         if self._calls.is_stopping or not self._engine.is_ready:
             raise EngineDeadError
 

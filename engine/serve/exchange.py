@@ -171,11 +171,7 @@ class _ServedExchange(Exchange):
 
     def _tenant(self, named: str | None) -> str | None:
         """The tenant of a request's program. The scheduler divides its time among tenants, so who may name any tenant
-        may take any share.
-
-        Raises:
-            InvalidRequestError: The client names one, and is not trusted.
-        """
+        may take any share: InvalidRequestError, if the client names one and is not trusted."""
         if self._client.tenant is None or named is None:
             return named or self._client.tenant
         if not self._client.is_trusted:

@@ -48,11 +48,8 @@ class OpenPrograms:
         return [self._open[program_id] for program_id in self._of_scope.get(scope, ())]
 
     def check_room(self, identity: Identity, limit: int | None) -> None:
-        """Check that a program may be opened if it is not open: one of the same key that is idle makes room.
-
-        Raises:
-            KeyLimitError: All programs that the key may have are busy.
-        """
+        """Raise KeyLimitError unless a program may be opened if it is not open: one of the same key that is idle makes
+        room."""
         others = self._of_scope.get(_scope_of(identity.program_id), ())
         if limit is None or identity.program_id in self._open or len(others) < limit:
             return

@@ -92,11 +92,7 @@ class ServedRequests:
         request.is_counted = False
 
     def count_call(self, key: ApiKey) -> None:
-        """Count a call against the limit of its API key, if the key has one; `uncount_call` follows.
-
-        Raises:
-            KeyLimitError: The key has as many calls in flight as it may.
-        """
+        """Count a call against the limit of its API key, if the key has one (KeyLimitError); `uncount_call` follows."""
         limit = key.max_calls
         if limit is None:
             return

@@ -125,11 +125,8 @@ class ServedCalls:
 
     @contextmanager
     def _entered(self, request: ServedRequest) -> Iterator[tuple[Program, bool]]:
-        """Count a call of a request. Gives its program, and whether the model's endpoint has admitted the call before.
-
-        Raises:
-            KeyLimitError: The request makes more calls than its key may.
-        """
+        """Count a call of a request, or raise KeyLimitError. Gives its program, and whether the model's endpoint has
+        admitted the call before."""
         is_admitted, request.is_reserved = request.is_reserved, False
         if not is_admitted:
             self._requests.admit_call(request)

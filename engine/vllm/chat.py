@@ -90,11 +90,7 @@ class ChatEndpoint:
         return int(self._llm.model_config.max_model_len)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens.
-
-        Raises:
-            EngineError: The engine was started without a tokenizer.
-        """
+        """Token ids of a text, without special tokens. EngineError: the engine was started without a tokenizer."""
         tokenizer = self._llm.renderer.tokenizer
         if tokenizer is None:
             raise EngineError("this engine was started with skip_tokenizer_init; it has no tokenizer.")
@@ -104,11 +100,8 @@ class ChatEndpoint:
     def make_request(
         body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
     ) -> ChatCompletionRequest:
-        """Check a chat request in OpenAI's format.
-
-        Raises:
-            InvalidRequestError: The request is malformed; the message names each field where vLLM does.
-        """
+        """Check a chat request in OpenAI's format. InvalidRequestError names each field that is malformed where vLLM
+        does."""
         del program, identity  # the scheduler is told in `vllm_xargs`
         try:
             return ChatCompletionRequest(**body)
@@ -125,11 +118,8 @@ class ChatEndpoint:
         return dict(response.model_dump(exclude_none=True))
 
     async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
-        """The number of tokens of the rendered prompt. It need not fit the model's context.
-
-        Raises:
-            InvalidRequestError: The chat template refuses the request.
-        """
+        """The number of tokens of the rendered prompt. It need not fit the model's context. InvalidRequestError: the
+        chat template refuses the request."""
         tools = [tool.model_dump() for tool in request.tools] if request.tools else None
         chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
         any_length = replace(request.build_tok_params(self._llm.model_config), max_total_tokens=None)
@@ -220,11 +210,7 @@ def said(error: Exception) -> str:
 
 
 def check_tool_call_parser(name: str | None) -> None:
-    """Check the name of a parser.
-
-    Raises:
-        EngineStartError: vLLM has no parser of this name.
-    """
+    """Raise EngineStartError unless vLLM has a parser of this name."""
     known = ToolParserManager.list_registered()
     if name is None or name in known:
         return

@@ -152,11 +152,7 @@ def construct(
 
 
 def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
-    """Wait until a part of a start is done.
-
-    Raises:
-        EngineStartError: `abandoned` was set.
-    """
+    """Wait until a part of a start is done, or raise EngineStartError once `abandoned` is set."""
     while not starting.done():
         wait([starting], timeout=0.2)
         if abandoned.is_set():

@@ -49,11 +49,7 @@ class Listener:
         return self._bound.url if self._bound is not None else None
 
     def bind(self) -> None:
-        """Listen from now on. Those who connect wait until `serve`.
-
-        Raises:
-            ListenError: The address is in use, or this process may not listen there.
-        """
+        """Listen from now on, or raise ListenError. Those who connect wait until `serve`."""
         self._bound = bind(self._address)
         self._close = weakref.finalize(self, not_in_forks(Bound.close), self._bound)
         _listeners.add(self)

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_packages() -> None:
-    """Check that what serves HTTP is installed.
-
-    Raises:
-        MissingPackageError: Starlette or uvicorn is not installed.
-    """
+    """Raise MissingPackageError unless Starlette and uvicorn are installed."""
     try:
         import starlette
         import uvicorn

@@ -214,11 +214,8 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
 
 
 def check_shown(extra_args: Mapping[str, Any]) -> None:
-    """Check what a client sends for `weft serve` to show.
-
-    Raises:
-        InvalidIdError: The label is no name, or `tools` is not a list of at most 64 names.
-    """
+    """Raise InvalidIdError unless what a client sends for `weft serve` to show is a name, and a list of at most 64
+    names."""
     if extra_args.get("label") is not None:
         check_id(extra_args["label"], "label")
     _check_list(extra_args, "tools", "names", MOST_TOOLS)

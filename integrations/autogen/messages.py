@@ -138,11 +138,8 @@ def to_tools(tools: Sequence[Tool | ToolSchema]) -> list[dict[str, Any]]:
 
 
 def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
-    """Convert a tool choice to OpenAI's format.
-
-    Raises:
-        InvalidRequestError: The choice is a tool that is not offered, or not one of AutoGen's choices.
-    """
+    """Convert a tool choice to OpenAI's format. InvalidRequestError: it is a tool that is not offered, or no choice of
+    AutoGen's."""
     if isinstance(choice, str):
         if choice not in ("auto", "required", "none"):
             raise InvalidRequestError(f"tool_choice is 'auto', 'required', 'none' or a Tool, not {choice!r}.")
@@ -154,11 +151,7 @@ def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dic
 
 
 def to_response_format(json_output: bool | type[BaseModel]) -> dict[str, Any]:
-    """Convert AutoGen's `json_output` to OpenAI's `response_format`.
-
-    Raises:
-        InvalidRequestError: `json_output` is neither a bool nor a class.
-    """
+    """Convert AutoGen's `json_output`, a bool or a class, to OpenAI's `response_format`."""
     if isinstance(json_output, bool):
         return {"type": "json_object" if json_output else "text"}
     if not isinstance(json_output, type):

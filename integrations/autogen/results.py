@@ -71,11 +71,8 @@ def _logprobs(choice: dict[str, Any]) -> list[ChatCompletionTokenLogprob] | None
 
 
 def check_complete(body: dict[str, Any], response: dict[str, Any], result: CreateResult) -> None:
-    """Check that `max_tokens` did not cut off JSON or a required tool call. An agent would take the rest for text.
-
-    Raises:
-        OutputParsingError: The answer was cut off.
-    """
+    """Raise OutputParsingError if `max_tokens` cut off JSON or a required tool call. An agent would take the rest for
+    text."""
     if response["choices"][0].get("finish_reason") != "length":
         return
     must_call = body.get("tool_choice") not in (None, "auto", "none")

@@ -159,11 +159,7 @@ registrations = REGISTRY.registrations
 
 
 def check_range(what: str, value: object, low: float, high: float) -> float:
-    """Return a parameter's value if it is in range.
-
-    Raises:
-        KvPolicyError: It is not a number from `low` to `high`.
-    """
+    """Return a parameter's value, or raise KvPolicyError unless it is a number from `low` to `high`."""
     number = check_number(value, what, KvPolicyError)
     if not low <= number <= high:
         raise KvPolicyError(f"{what} must be from {low:g} to {high:g}, not {value!r}.")

@@ -335,27 +335,15 @@ class AdmissionGate:
         return self._shut_in_turn
 
     def first_shut(self) -> Resident:
-        """Of the programs of which calls are held back, the one of best standing.
-
-        Raises:
-            IndexError: No call is held back.
-        """
+        """Of the programs of which calls are held back, the one of best standing. There must be one."""
         return self._shut.peek()
 
     def longest_open(self) -> Resident:
-        """The program that has been open for longest.
-
-        Raises:
-            StopIteration: No program is open.
-        """
+        """The program that has been open for longest. There must be one."""
         return next(iter(self._open_in_turn))
 
     def last(self) -> Resident:
-        """The open program with the worst standing.
-
-        Raises:
-            IndexError: No program is open.
-        """
+        """The open program with the worst standing. There must be one."""
         return self._open.peek()
 
     def __iter__(self) -> Iterator[Resident]:

@@ -41,11 +41,7 @@ class RankQueue(Generic[T]):
         self._pushes = 0  # breaks ties, so that members are never compared
 
     def push(self, member: T) -> None:
-        """Add a member.
-
-        Raises:
-            ValueError: It is already in the queue.
-        """
+        """Add a member, which must not be in the queue (ValueError)."""
         if member in self._entries:
             raise ValueError(f"already in the queue: {member}")
         self._add(member, member.rank)
@@ -58,11 +54,7 @@ class RankQueue(Generic[T]):
             self._drop_old()
 
     def peek(self) -> T:
-        """Return the first member and leave it in.
-
-        Raises:
-            IndexError: The queue is empty.
-        """
+        """Return the first member and leave it in. An empty queue raises IndexError."""
         if self._new:
             self._sort()
         entries, long, short = self._entries, self._long, self._short
@@ -75,11 +67,7 @@ class RankQueue(Generic[T]):
         return (long[-1] if not short or (long and long[-1] < short[0]) else short[0])[4]
 
     def pop(self) -> T:
-        """Take the first member out.
-
-        Raises:
-            IndexError: The queue is empty.
-        """
+        """Take the first member out. An empty queue raises IndexError."""
         member = self.peek()
         del self._entries[member]
         return member

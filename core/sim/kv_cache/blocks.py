@@ -58,11 +58,8 @@ class BlockTree:
         self.root: Final = BlockNode(None, 0, array("q"))
 
     def add(self, program: TraceProgram) -> list[BlockNode]:
-        """Add the blocks of a program with `block_tokens`.
-
-        Returns:
-            For each of its calls, in their order, the node with which the known blocks end.
-        """
+        """Add the blocks of a program with `block_tokens`. Returns for each of its calls, in their order, the node with
+        which the known blocks end."""
         block_tokens = program.block_tokens or 1
         ends: dict[str, BlockNode] = {}
         for call in in_order(program.calls):

@@ -236,11 +236,8 @@ class KvCache:
         return hit, 0.0
 
     def move_out(self, call: SimCall) -> KvElsewhere | None:
-        """A call of which this cache has the latest KV goes to another replica, which reads host memory here.
-
-        Returns:
-            What it can read; None without host memory.
-        """
+        """A call of which this cache has the latest KV goes to another replica. Returns what that can read in host
+        memory here; None without host memory."""
         del call
         return None
 

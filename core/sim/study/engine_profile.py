@@ -146,9 +146,5 @@ ENGINES: Final[Mapping[str, EngineProfile]] = {  # by name, the default first
 
 
 def engine_named(name: str) -> EngineProfile:
-    """The engine of a table by its name, or of a profile file.
-
-    Raises:
-        SimulationError: There is neither.
-    """
+    """The engine of a table by its name, or of a profile file. If there is neither, it raises SimulationError."""
     return ENGINES[name] if name in ENGINES else EngineProfile.read(Path(name))

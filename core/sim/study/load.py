@@ -17,11 +17,7 @@ ENOUGH: Final = 200  # programs from which a capacity is measured, if a workload
 
 
 def check_load(load: float) -> None:
-    """Check a multiple of the capacity.
-
-    Raises:
-        SimulationError: It is not a number above 0.
-    """
+    """Raise SimulationError unless a multiple of the capacity is a number above 0."""
     if not 0 < load < math.inf:
         raise SimulationError(
             f"a load is a multiple of what the engine can serve; give one above 0, such as 0.8, not {load}."

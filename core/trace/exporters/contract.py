@@ -48,11 +48,7 @@ class NotExported:
 
 
 def block_size(programs: Iterable[TraceProgram]) -> int:
-    """The tokens of a block in all programs that have block hashes.
-
-    Raises:
-        TraceError: they have blocks of several sizes.
-    """
+    """The tokens of a block in all programs that have block hashes. Several sizes raise TraceError."""
     sizes = sorted({program.block_tokens for program in programs if program.block_tokens is not None})
     if len(sizes) > 1:
         raise TraceError(

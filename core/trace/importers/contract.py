@@ -16,11 +16,8 @@ from weft.core.trace.prefixes import common_prefix
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Caps on what is imported. A call beyond a cap is left out, and so are all calls that follow it.
-
-    Raises:
-        TraceError: A cap is not above 0.
-    """
+    """Caps on what is imported, all above 0 (TraceError). A call beyond a cap is left out, and so are all calls that
+    follow it."""
 
     max_context_tokens: float = math.inf  # of prompt and output of a call
     max_turns: float = math.inf  # calls of a program

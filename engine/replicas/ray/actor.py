@@ -97,11 +97,8 @@ class ReplicaHost:
         self._quiet = 0
 
     async def start(self, timeout_s: float) -> VllmConfig:
-        """Start vLLM. If it runs already, its host has died: it aborts that host's calls, and serves the caller.
-
-        Raises:
-            EngineError: As for `Replica.start`.
-        """
+        """Start vLLM, with the errors of `Replica.start`. If it runs already, its host has died: it aborts that host's
+        calls, and serves the caller."""
         async with self._starting:
             self._host += 1
             for run in self._runs.values():

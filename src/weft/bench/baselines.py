@@ -101,11 +101,7 @@ def baseline_of(name: str) -> Baseline:
 
 
 def check_baselines(names: Sequence[str]) -> None:
-    """Check that these baselines can be compared.
-
-    Raises:
-        BenchError: there is no name, a name is unknown, or a name occurs twice.
-    """
+    """Raise BenchError unless these baselines can be compared: there are some, all known, each named once."""
     if not names:
         raise BenchError(f"there is no baseline to compare; choose from {', '.join(BASELINES)}.")
     for name in names:

@@ -40,11 +40,7 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
 
 
 def save(graph: ProgramGraph, out: Path) -> None:
-    """Write a graph in the format that the file's suffix names (see `FORMATS`).
-
-    Raises:
-        WeftError: There is no such format, the file cannot be written, or matplotlib is not installed.
-    """
+    """Write a graph in the format that the file's suffix names (see `FORMATS`), or raise WeftError."""
     write = FORMATS.get(out.suffix)
     if write is None:
         raise WeftError(f"{out}: no such format of a graph; end the name in one of {', '.join(FORMATS)}.")

@@ -178,11 +178,8 @@ class InTime(NamedTuple):
 
 
 def in_time(rounds: Sequence[Round], load: str, baseline: str) -> dict[str, InTime]:
-    """The programs in time under one baseline, over the rounds of one load.
-
-    Returns:
-        By group: all programs; then those of each name and of each tenant, where there are several.
-    """
+    """The programs in time under one baseline, over the rounds of one load, by group: all programs; then those of each
+    name and of each tenant, where there are several."""
     found: dict[str, list[list[bool]]] = {}
     for each in rounds:
         if each.load == load:

@@ -16,11 +16,7 @@ from weft.core.errors import BenchError
 
 
 def pyplot() -> Any:
-    """Returns matplotlib's `pyplot`, set up to draw into SVG files only.
-
-    Raises:
-        BenchError: matplotlib is not installed.
-    """
+    """Returns matplotlib's `pyplot`, set up to draw into SVG files only, or raises BenchError."""
     try:
         importlib.import_module("matplotlib").use("svg")
         return importlib.import_module("matplotlib.pyplot")
