@@ -30,7 +30,7 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-with-engine test-without-engine test-core \
+.PHONY: help setup model demo demo-serve demo-cluster test test-with-engine test-without-engine test-core \
   test-slow test-slow-engines test-slow-commands test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz simulate soak soak-serve \
   package wheels lint lint-deploy docs docs-serve results result-ages house lock clean
@@ -38,6 +38,7 @@ GPU_PYTHON ?= 3.12
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
+	@echo "make demo-cluster  two doors and two replicas on a Ray cluster of three nodes here; a door and a node are killed"
 	@echo "make test       set up, then run the tests in two processes, real vLLM included (12 minutes on two cores)"
 	@echo "                VLLM=0.31 or VLLM=0.33: what tests another vLLM, in an environment of its own"
 	@echo "make test-slow  those that take most of a minute each: the demo, a Ray cluster, engines and servers of their own (CI runs both)"
@@ -107,6 +108,9 @@ demo: model
 
 demo-serve: model
 	@$(BIN)/python examples/serve_clients.py
+
+demo-cluster: model
+	@$(BIN)/python examples/serve_cluster.py
 
 # No real engine runs on vLLM's CUDA wheel: it gets the compiled part of the vLLM below, of $(VENV).
 OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py

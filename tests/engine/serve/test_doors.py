@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import anyio
 import httpx
 import psutil
 import pytest
+from background import ROOT
 from polling import until
 from served import url_of
 from threads import ONE_THREAD
@@ -418,3 +420,18 @@ def answer_of(door: Door, body: dict[str, Any], headers: dict[str, str]) -> http
         if answer.status_code == 200:
             return answer
         assert answer.headers["x-should-retry"] == "true", answer.text
+
+
+@pytest.mark.soak
+def test_the_demo_of_a_cluster(tiny_model: Path) -> None:
+    """It kills a door and a node in the midst of four programs, and finds that nothing was lost, doubled or split."""
+    command = [sys.executable, str(ROOT / "examples" / "serve_cluster.py"), "--model", str(tiny_model)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **ONE_THREAD})
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    *_, lost, doubled, split = ended.stdout.splitlines()
+    assert lost == "no call was lost: 20 questions, 20 answers"
+    assert re.fullmatch(r"none was doubled: 2\d requests, 2\d calls", doubled)
+    assert split == "no program was split: 4 agents, 4 programs"
+    assert "killing door 2, and a node with a replica" in ended.stdout
+    assert re.search(r"^engine-0/\d ready ", ended.stdout, re.MULTILINE)
+    assert re.search(r"^engine-0/\d (starting|down)", ended.stdout, re.MULTILINE), ended.stdout
