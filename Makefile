@@ -301,7 +301,8 @@ lint: setup docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The linters are no part of the environment. PodMonitor is the Prometheus Operator's, so Kubernetes has no schema of it.
+# The linters are no part of the environment. PodMonitor is the Prometheus Operator's, so Kubernetes has no schema of it,
+# and RayCluster is kuberay's, whose schema is in tests/support.
 build/linters/.installed: requirements/lint-deploy.txt
 	@$(PYTHON) -m venv --clear build/linters
 	@build/linters/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes \
@@ -313,7 +314,8 @@ lint-deploy: build/linters/.installed
 	build/linters/bin/hadolint docs/deploy/cpu.Dockerfile docs/deploy/gpu.Dockerfile
 	build/linters/bin/check-jsonschema --builtin-schema vendor.compose-spec docs/deploy/compose.yaml
 	build/linters/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	build/linters/bin/kubernetes-validate --strict --quiet docs/deploy/kubernetes.yaml
+	build/linters/bin/kubernetes-validate --strict --quiet docs/deploy/kubernetes.yaml docs/deploy/ray.yaml
+	build/linters/bin/python tests/deploy_schemas.py
 
 # The variable turns off a notice of the theme about other products.
 docs: setup

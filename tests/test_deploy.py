@@ -25,8 +25,8 @@ DEPLOY = ROOT / "docs/deploy"
 OWN_FLAGS = {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
 KUBERNETES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-POD = KUBERNETES[0]["spec"]["template"]["spec"]
-(CONTAINER,) = POD["containers"]
+RAY: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "ray.yaml").read_text()))
+PODS = [KUBERNETES[0]["spec"]["template"]["spec"], RAY[1]["spec"]["template"]["spec"]]
 
 
 def seconds(arguments: list[str]) -> float:
@@ -59,23 +59,40 @@ def test_the_gpu_image_has_a_tested_vllm() -> None:
 
 def test_pods_end_after_their_calls() -> None:
     """The pause, the drain and the last answers fit into the time that Kubernetes gives, and Compose."""
-    pause = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pause + seconds(CONTAINER["args"]) + 10 <= POD["terminationGracePeriodSeconds"]
+    for pod in PODS:
+        (container,) = pod["containers"]
+        pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert pause + seconds(container["args"]) + 10 <= pod["terminationGracePeriodSeconds"]
     server = COMPOSE["services"]["weft"]
     assert seconds(server["command"]) + 10 <= float(server["stop_grace_period"].removesuffix("s"))
 
 
-def test_the_manifests_ask_what_the_server_has() -> None:
+@pytest.mark.parametrize(("pod", "service"), [(PODS[0], KUBERNETES[1]), (PODS[1], RAY[2])])
+def test_the_manifests_ask_what_the_server_has(pod: dict[str, Any], service: dict[str, Any]) -> None:
     """Paths without a key, options of `weft serve`, the port's name, and the user of the image."""
-    asked = {CONTAINER[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    (container,) = pod["containers"]
+    asked = {container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     (endpoint,) = KUBERNETES[2]["spec"]["podMetricsEndpoints"]
     assert asked | {endpoint["path"]} <= OPEN_PATHS
-    flags = {each.partition("=")[0] for each in CONTAINER["args"] if each.startswith("--")}
+    flags = {each.partition("=")[0] for each in container["args"] if each.startswith("--")}
     assert flags <= serve_flags() | OWN_FLAGS
-    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"http": 8000}
-    assert {endpoint["port"], KUBERNETES[1]["spec"]["ports"][0]["targetPort"]} == {"http"}
-    assert POD["securityContext"]["runAsUser"] == 10001
+    assert {endpoint["port"], service["spec"]["ports"][0]["targetPort"]} == {"http"}
+    assert pod["securityContext"]["runAsUser"] == 10001
+
+
+def test_doors_find_the_cluster_of_their_manifest() -> None:
+    """By the names that kuberay gives its service and its token, and with a node for each replica."""
+    cluster, doors, service = RAY
+    name, groups = cluster["metadata"]["name"], cluster["spec"]["workerGroupSpecs"]
+    (door,) = PODS[1]["containers"]
+    assert f"ray start --address={name}-head-svc:6379 " in door["command"][2]
+    token = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": "auth_token"}}}
+    assert cluster["spec"]["authOptions"]["mode"] == "token"
+    assert door["env"] == [{"name": "RAY_AUTH_MODE", "value": "token"}, token]
+    assert f"--replicas={sum(group['replicas'] for group in groups)}" in door["args"]
+    assert service["spec"]["selector"].items() <= doors["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_every_file_that_compose_mounts_exists() -> None:

@@ -8,8 +8,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM vllm/vllm-openai:${VLLM}
 COPY --from=build /wheels /wheels
-# The extra `serve` changes nothing of the vLLM that is there.
-RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serve]" \
+# The extra `serve` changes nothing of the vLLM that is there. For several doors: --build-arg EXTRAS=serve,ray
+ARG EXTRAS=serve
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[${EXTRAS}]" \
  && useradd --create-home --uid 10001 weft
 USER 10001
 WORKDIR /home/weft
