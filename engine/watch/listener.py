@@ -1,16 +1,22 @@
-"""An engine that listens: its state over HTTP, for `weft top`, from the process that made the engine."""
+"""An engine that listens: its state over HTTP, for `weft top`, from the process that made the engine.
+
+The routes are like those of `weft serve`. Those who connect can see and end all programs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
 
-from weft.core.errors import EngineClosedError
+from weft.core.errors import EngineClosedError, MissingPackageError
+from weft.core.ids import ProgramId
 from weft.core.program.state import nothing
 from weft.core.show.keeper import Timelines
 from weft.engine.processes.fork import not_in_forks
@@ -19,7 +25,8 @@ from weft.engine.watch.address import Bound, bind, close_in_fork, parse
 from weft.engine.watch.reader import LiveReader, WatchedEngine
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _STOP_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 64
@@ -34,8 +41,6 @@ class Listener:
     """
 
     def __init__(self, listen: str) -> None:
-        from weft.engine.watch.routes import check_packages  # they take long to import, and need packages
-
         self._address = parse(listen)
         check_packages()
         self._bound: Bound | None = None
@@ -56,8 +61,6 @@ class Listener:
 
     def serve(self, engine: WatchedEngine, loop: LoopThread) -> None:
         """Serve the state of an engine on its event loop from now on."""
-        from weft.engine.watch.routes import make_app
-
         alive = cast("WatchedEngine", weakref.proxy(engine))
         # Methods of the proxy, if they were taken off it here, would keep the engine.
         timelines = Timelines(lambda program_id: alive.row(program_id), lambda: alive.now_s())  # noqa: PLW0108
@@ -125,3 +128,57 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def check_packages() -> None:
+    """Raise MissingPackageError unless Starlette and uvicorn are installed."""
+    try:
+        import starlette
+        import uvicorn
+    except ImportError:
+        packages = ("starlette", "uvicorn")
+        raise MissingPackageError("an engine that listens", packages, "pip install starlette uvicorn") from None
+    del starlette, uvicorn
+
+
+def make_app(reader: LiveReader, engine: WatchedEngine, timelines: Timelines, *, checks_host: bool) -> ASGIApp:
+    """Return the ASGI application of an engine that listens.
+
+    Args:
+        checks_host: Whether to refuse requests that name another host. A web page sends such requests if its own host
+            name was made to resolve to this machine.
+    """
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from weft.engine.watch.page import page_routes
+
+    async def state(_request: Request) -> Response:
+        return Response(await reader.read_json(), media_type="application/json")
+
+    async def end(request: Request) -> Response:
+        was_open = engine.end_program(ProgramId(request.path_params["program_id"]))
+        return Response(status_code=204 if was_open else 404)
+
+    app = Starlette(
+        routes=[
+            Route("/weft/state", state, methods=["GET"]),
+            *page_routes(timelines, lambda _request: ""),
+            Route("/weft/programs/{program_id:path}", end, methods=["DELETE"]),
+        ]
+    )
+
+    async def for_this_host(scope: Scope, receive: Receive, send: Send) -> None:
+        is_allowed = scope["type"] == "http" and _is_local(dict(scope["headers"]).get(b"host", b""))
+        await (app if is_allowed else Response(status_code=403))(scope, receive, send)
+
+    return for_this_host if checks_host else app
+
+
+def _is_local(host_header: bytes) -> bool:
+    try:
+        host = urlsplit(f"//{host_header.decode('latin-1')}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
