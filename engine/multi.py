@@ -39,7 +39,7 @@ from weft.engine.vllm.start import engine_arguments, most_host_gib, start_error,
 from weft.engine.vllm.start_progress import StartProgress
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
 from weft.engine.vllm_compat.known_names import check_engine_args
-from weft.engine.vllm_compat.versions.untested import check_members
+from weft.engine.vllm_compat.versions.members import check_members
 from weft.engine.watch import WatchedReplica
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds

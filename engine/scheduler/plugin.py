@@ -32,10 +32,9 @@ from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable, HeaderReader
 from weft.engine.scheduler.charging import StepCharges
-from weft.engine.scheduler.control_handler import ControlHandler
+from weft.engine.scheduler.control_handler import ControlHandler, LiveView
 from weft.engine.scheduler.failed_loads import void_calls
 from weft.engine.scheduler.ledger import AbortedAccounts, Entry, KvAccounts, Ledger
-from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue, not_begun
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
@@ -47,7 +46,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.vllm_compat.versions.untested import check_members
+from weft.engine.vllm_compat.versions.members import check_members
 from weft.engine.wire.control import TakeBack, UseHistory, decode_control
 from weft.engine.wire.reports import attach_account, attach_swap, encode_account
 from weft.engine.wire.scheduler_config import decode_config

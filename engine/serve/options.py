@@ -14,7 +14,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.routing.placement import share_gpus
 from weft.engine.serve.keys import KeyRing, make_key_ring
 from weft.engine.vllm_compat.known_names import VllmArgs
-from weft.engine.vllm_compat.versions.untested import check_members
+from weft.engine.vllm_compat.versions.members import check_members
 
 EMBEDDED_NAME: Final = "smollm2-135m-instruct"
 _DRAIN_S: Final = 30  # as long as Kubernetes waits

@@ -24,7 +24,7 @@ from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.processes.memory import free_bytes
 from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
-from weft.engine.vllm_compat.versions.untested import check_members
+from weft.engine.vllm_compat.versions.members import check_members
 from weft.engine.vllm_compat.versions.version import check_vllm
 from weft.engine.wire.scheduler_config import config_of_engine, encode_config
 

@@ -1,7 +1,7 @@
 """The installed version of vLLM, and whether Weft supports it.
 
 vLLM promises no stable scheduler interface. Weft is tested with a few minor versions, refuses older ones, and checks a
-newer one before an engine starts (`weft.engine.vllm_compat.versions.untested`).
+newer one before an engine starts (`weft.engine.vllm_compat.versions.members`).
 """
 
 from __future__ import annotations

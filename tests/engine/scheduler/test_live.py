@@ -109,7 +109,7 @@ def test_an_answer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     from scheduler_harness import SchedulerHarness
 
     assert MOST_CALLS == 10_000
-    monkeypatch.setattr("weft.engine.scheduler.live.MOST_CALLS", 3)
+    monkeypatch.setattr("weft.engine.scheduler.control_handler.MOST_CALLS", 3)
     h = SchedulerHarness(tmp_path, {"name": "fcfs"}, slots=2)
     for number in range(5):
         h.add(f"r{number}", program_id=f"p{number}")

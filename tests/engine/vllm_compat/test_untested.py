@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from weft.core.errors import UnsupportedVllmError
-from weft.engine.vllm_compat.versions import members, untested, version
-from weft.engine.vllm_compat.versions.members import Uses
+from weft.engine.vllm_compat.versions import members, version
+from weft.engine.vllm_compat.versions.members import Uses, changed_members
 
 OWNER = f"{__name__}.Newer"
 
@@ -24,22 +24,22 @@ class Newer:
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A vLLM that is newer than all that are tested."""
-    untested._check.cache_clear()
+    members._check.cache_clear()
     monkeypatch.setattr(version, "installed_vllm", lambda: "99.1.0")
-    monkeypatch.setattr(untested, "importlib", SimpleNamespace(import_module=str))  # names.py would import a real vLLM
+    monkeypatch.setattr(members, "importlib", SimpleNamespace(import_module=str))  # names.py would import a real vLLM
     monkeypatch.delenv("WEFT_UNTESTED_VLLM", raising=False)
     return monkeypatch
 
 
 def use_table(newer: pytest.MonkeyPatch, uses: Uses) -> None:
-    newer.setattr(untested, "changed_members", lambda **options: members.changed_members({OWNER: uses}, **options))
+    newer.setattr(members, "changed_members", lambda **options: changed_members({OWNER: uses}, **options))
 
 
 def test_a_tested_version_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its members are checked by the tests, and it runs silently."""
     monkeypatch.setattr(version, "installed_vllm", lambda: version.TESTED_VLLM[0] + ".7+cpu")
-    monkeypatch.setattr(untested, "changed_members", lambda **_: pytest.fail("members were checked"))
-    untested.check_members()
+    monkeypatch.setattr(members, "changed_members", lambda **_: pytest.fail("members were checked"))
+    members.check_members()
     assert caplog.records == []
 
 
@@ -48,8 +48,8 @@ def test_a_newer_one_that_has_changed_nowhere_runs_with_one_warning(
 ) -> None:
     """The warning says which versions are tested and how to compare. A second engine does not repeat it."""
     use_table(newer, Uses(overridden={"preempt": "(self, request, reason) -> None"}))
-    untested.check_members()
-    untested.check_members()
+    members.check_members()
+    members.check_members()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "vLLM 99.1.0 is newer" in record.getMessage()
@@ -61,7 +61,7 @@ def test_a_changed_member_that_is_only_called_is_in_the_warning(
 ) -> None:
     """A call with the wrong arguments raises; it cannot make an output wrong."""
     use_table(newer, Uses(called={"preempt": "(self, request)"}))
-    untested.check_members()
+    members.check_members()
     assert "Newer.preempt (called) has the signature (self, request, reason)" in caplog.records[0].getMessage()
 
 
@@ -69,7 +69,7 @@ def test_a_changed_member_that_weft_overrides_ends_the_start(newer: pytest.Monke
     """The error lists all changes, and says what to install and how to go on."""
     use_table(newer, Uses(overridden={"preempt": "(self, request)"}, read="gone"))
     with pytest.raises(UnsupportedVllmError, match="WEFT_UNTESTED_VLLM=1") as caught:
-        untested.check_members()
+        members.check_members()
     assert [change.split(" ")[0] for change in caught.value.changes] == ["Newer.preempt", "Newer.gone"]
 
 
@@ -77,7 +77,7 @@ def test_the_variable_goes_on_regardless(newer: pytest.MonkeyPatch, caplog: pyte
     """The warning has the changes."""
     use_table(newer, Uses(overridden={"preempt": "(self, request)"}))
     newer.setenv("WEFT_UNTESTED_VLLM", "1")
-    untested.check_members()
+    members.check_members()
     assert "Newer.preempt (overridden)" in caplog.records[0].getMessage()
 
 
