@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from common import machine, pyplot
 
-from weft.commands.simulate.simulations import simulate_all
+from weft.commands.simulate.leaderboard import simulate_all
 from weft.core.sim import SimSettings
 from weft.core.sim.study.leaderboard import HOST_LRU, HOST_NEXT_USE, NO_HOST, Rival, alone, score
 from weft.core.sim.study.load import with_load

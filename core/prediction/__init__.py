@@ -13,7 +13,7 @@ from weft.core.prediction.expectation import Estimate as Estimate
 from weft.core.prediction.expectation import Remaining as Remaining
 from weft.core.prediction.foresight import ExecutionGraphs as ExecutionGraphs
 from weft.core.prediction.foresight import ForecastRow as ForecastRow
-from weft.core.prediction.output_lengths import OutputLengths as OutputLengths
+from weft.core.prediction.reuse import OutputLengths as OutputLengths
 from weft.core.prediction.reuse import Reuse as Reuse
 from weft.core.prediction.reuse import ReusedPart as ReusedPart
 from weft.core.prediction.samples import KnownPause as KnownPause

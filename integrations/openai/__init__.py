@@ -17,7 +17,6 @@ from weft.integrations import require_packages
 
 require_packages("weft.integrations.openai", "openai", "httpx2")
 
-from weft.integrations.openai.clients import openai_client, sync_openai_client
-from weft.integrations.openai.transport import AsyncTransport, Transport
+from weft.integrations.openai.transport import AsyncTransport, Transport, openai_client, sync_openai_client
 
 __all__ = ["AsyncTransport", "Transport", "openai_client", "sync_openai_client"]

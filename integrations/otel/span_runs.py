@@ -25,8 +25,7 @@ from weft.core.program import Program, register_adapter
 from weft.core.program.structure.run_tree import KEEP_ENDED
 from weft.core.program.structure.runs import RunKind
 from weft.integrations.client_call import Caller
-from weft.integrations.openai.clients import async_client
-from weft.integrations.openai.transport import AsyncTransport
+from weft.integrations.openai.transport import AsyncTransport, async_client
 
 if TYPE_CHECKING:
     from weft.engine.host.frontend import FrontEnd

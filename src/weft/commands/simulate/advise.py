@@ -15,7 +15,7 @@ import typer
 
 from weft.commands.progress import Bars
 from weft.commands.shared import FormatOption, GapCapOption, JsonOption, ProgramsOption, left_out, show
-from weft.commands.simulate.simulations import simulate_all
+from weft.commands.simulate.leaderboard import simulate_all
 from weft.core.errors import SimulationError
 from weft.core.files import writing
 from weft.core.sim.study.advice import Advice, Change, Way, WayOutcome, outcomes, ways

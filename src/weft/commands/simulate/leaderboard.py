@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from weft.commands.progress import Bars
 from weft.commands.shared import show
-from weft.commands.simulate.simulations import simulate_all
 from weft.core.errors import SimulationError
+from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.simulator import simulate
 from weft.core.sim.study.leaderboard import DEFAULT, Rival, Score, alone, best_plain, ranked, rivals, score
 from weft.core.sim.study.load import with_load
 from weft.core.tables import Cell, Table
@@ -115,3 +120,26 @@ def _print_means(boards: Sequence[Sequence[Score]]) -> None:
     for rival, values in sorted(logs.items(), key=lambda item: sum(item[1])):
         mean, worst = math.exp(sum(values) / len(values)), math.exp(max(values))
         typer.echo(f"  {mean:.2f}  worst {worst:.2f}  {rival.name}")
+
+
+_programs: list[TraceProgram] = []  # of a worker process
+
+
+def simulate_all(what: str, programs: Sequence[TraceProgram], engines: Sequence[SimSettings]) -> Iterator[SimResult]:
+    """Simulate the engines, and yield their results in order, with a bar."""
+    workers = min(len(engines), os.cpu_count() or 1)
+    with (
+        Bars(what, len(engines), "count") as bars,
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs,)) as pool,
+    ):
+        for each in pool.map(_simulate, engines):
+            bars.advance()
+            yield each
+
+
+def _begin(programs: Sequence[TraceProgram]) -> None:
+    _programs.extend(programs)
+
+
+def _simulate(engine: SimSettings) -> SimResult:
+    return simulate(_programs, engine)
