@@ -41,6 +41,7 @@ class SimCall(Call):
     swapped: int = 0  # tokens in host memory
     elsewhere: KvElsewhere | None = None  # what it can read of another replica's host memory
     end_node: BlockNode | None = None  # with which its known blocks end; None if its program has no hash ids
+    prompt_nodes: list[tuple[BlockNode, int]] | None = None  # of its prompt, for `prefixes`; None until somebody asks
     segment: Segment | None = None  # the tokens in the KV cache that it does not share with the calls before it
     charged_step: int = 0  # steps of its replica when it was last charged
     charged_clock_s: float = 0.0  # decode clock of its replica when it was last charged
@@ -91,19 +92,26 @@ class SimCall(Call):
         return ((node, node.end * block_tokens) for node in end.path())
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
-        """Yield the keys under which a prefix of the call may be cached, each with the number of tokens shared.
+        """Return the keys under which a prefix of the call may be cached, each with the number of tokens shared.
 
         The call's own key comes first, then that of its first parent, then that of the parent's first parent, and so
         on. The last one is the key of the prompt that programs of one name share. With hash ids, the blocks of the
         prompt follow its own key.
         """
-        yield self.kv_key, self.context_tokens
-        if self.end_node is not None:
+        own = (self.kv_key, self.context_tokens)
+        if self.end_node is None:
+            return itertools.chain((own,), self._parents())
+        if self.prompt_nodes is None:
             block_tokens, prompt_tokens = self.owner.block_tokens, self.spec.prompt_tokens
-            for node in self.end_node.path():
-                if node.begin * block_tokens < prompt_tokens:
-                    yield node, min(node.end * block_tokens, prompt_tokens)
-            return
+            self.prompt_nodes = [
+                (node, min(node.end * block_tokens, prompt_tokens))
+                for node in self.end_node.path()
+                if node.begin * block_tokens < prompt_tokens
+            ]
+        return itertools.chain((own,), self.prompt_nodes)
+
+    def _parents(self) -> Iterator[tuple[Hashable, int]]:
+        """Yield the keys of the calls before it, without hash ids, each with the number of tokens shared."""
         shared, spec = self.context_tokens, self.spec
         while shared := min(shared, spec.shared_prefix_tokens):
             yield self.owner.prefix_key(spec), shared

@@ -76,14 +76,16 @@ class KvCache:
 
         Returns the segment in which the prefix ends, and its length in tokens; None and 0 without a prefix.
         """
-        found, longest = None, 0
+        found, longest, segment_of = None, 0, self._index.get
         for key, shared in keys:
             if shared <= longest:
                 break
-            segment = self._index.get(key)
-            if segment is not None and min(shared, segment.end) > longest:
+            segment = segment_of(key)
+            if segment is None:
+                continue
+            if min(shared, segment.end) > longest:
                 found, longest = segment, min(shared, segment.end)
-            if segment is not None and self._block_tokens == 1:
+            if self._block_tokens == 1:
                 break
         while found is not None and found.base >= longest:  # the shared tokens end in an earlier segment
             found = found.parent

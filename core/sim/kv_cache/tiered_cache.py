@@ -344,11 +344,12 @@ class TieredKvCache(PolicyKvCache):
         for context in contexts:
             if context.tokens < self._contexts.left_tokens[context]:  # otherwise host memory cannot have more
                 self._see_host(context)
-        if all(each.host_tokens <= each.tokens for each in contexts):
+        room_tokens = fetch_ahead.SHARE * self.capacity - (self.capacity - self.free)
+        if not any(0 < each.host_tokens - each.tokens <= room_tokens for each in contexts):
             return []
         return fetch_ahead.contexts_to_fetch(
             [fetch_ahead.expect(context, memory, now_s) for context in contexts],
-            room_tokens=fetch_ahead.SHARE * self.capacity - (self.capacity - self.free),
+            room_tokens=room_tokens,
             copy_token_s=self._copy_token_s,
         )
 
