@@ -53,15 +53,8 @@ def shown(value: object) -> str:
 
 
 def check_id(value: object, what: str) -> str:
-    """Return `value` if it can travel as an id: a printable string of 1 to 256 characters.
-
-    Args:
-        value: the value.
-        what: the name of the parameter, for the error.
-
-    Raises:
-        InvalidIdError: the value is not such a string. The message names `what` and shows the value.
-    """
+    """Return `value` if it can travel as an id, a printable string of 1 to 256 characters. Otherwise InvalidIdError
+    names `what` and shows the value."""
     if not isinstance(value, str):
         raise InvalidIdError(f"{what} must be a string, not {type(value).__name__} ({shown(value)}).")
     if not is_id(value):

@@ -71,11 +71,8 @@ class Registry(Generic[T]):
     def register(
         self, name: str, summary: str, parameters: type[Any] | None = None, *, simulation_only: bool = False
     ) -> Callable[[C], C]:
-        """Register a class under a name; used as a decorator. A class that is a dataclass is its own parameters.
-
-        Raises:
-            ValueError: The name is taken.
-        """
+        """Register a class under a name that is not taken; used as a decorator. A class that is a dataclass is its own
+        parameters."""
 
         def add(kind: C) -> C:
             if name in self.entries:
@@ -96,12 +93,8 @@ class Registry(Generic[T]):
         return found
 
     def parameters(self, name: str, given: Mapping[str, Any]) -> Any:
-        """Make the parameters dataclass of a name from the values that are given.
-
-        Raises:
-            WeftError: The name is unknown, the class has no such parameter, or the dataclass refuses a value. The error
-                is of the class `error`.
-        """
+        """Make the parameters dataclass of a name from the values that are given. An error of the class `error` says
+        which name or parameter is unknown, or which value the dataclass refuses."""
         kind = self.registration(name).parameters
         allowed = [each.name for each in fields(kind)]
         unknown = [key for key in given if key not in allowed]

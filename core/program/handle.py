@@ -292,11 +292,8 @@ class Program:
 
 
 def adapter(program: Program, framework: str) -> Any:
-    """Return the object that carries a handle into a framework; the same object each time.
-
-    Raises:
-        LookupError: `weft.integrations.<framework>` has not been imported.
-    """
+    """Return the object that carries a handle into a framework, the same each time. LookupError:
+    `weft.integrations.<framework>` has not been imported."""
     with program.reports.shared.lock:
         if framework not in program.reports.adapted:
             if framework not in _adapters:

@@ -57,12 +57,8 @@ class Admission:
         return self._limit()
 
     def enter(self, now_s: float) -> None:
-        """Admit a call; `leave` ends it.
-
-        Raises:
-            OverloadedError: the limit is reached. `retry_after_s` estimates when this call can be admitted if the calls
-                that were refused before it come back first.
-        """
+        """Admit a call, until `leave`. At the limit it raises OverloadedError, whose `retry_after_s` estimates when the
+        call can be admitted if the calls that were refused before it come back first."""
         with self._lock:
             limit = self._limit()
             if self._calls >= limit:

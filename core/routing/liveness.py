@@ -44,14 +44,7 @@ class Liveness:
         return self._timeout_s / _PERIODS
 
     def observe(self, now_s: float, usage: ProcessUsage, *, answered: bool) -> bool:
-        """Take an observation.
-
-        Args:
-            answered: whether the engine has answered since the observation before.
-
-        Returns:
-            Whether the engine is stuck.
-        """
+        """Take an observation, and return whether the engine is stuck. `answered`: since the observation before."""
         if self._last_s is not None:
             self._observed_s += min(now_s - self._last_s, 2 * self.period_s)
             if not usage.is_stopped:  # a process that waits for a stopped one may wait busily

@@ -11,15 +11,10 @@ T = TypeVar("T")
 
 
 def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
-    """Divide cores into disjoint sets of equal size; a set has cores with neighbouring numbers.
+    """Divide cores into disjoint sets of equal size, each of neighbouring numbers, and leave out the remainder. There
+    are no sets if there are fewer cores than sets.
 
     Two engines whose threads share cores spend their time waiting for each other at every OpenMP barrier.
-
-    Args:
-        cores: the numbers of the cores. The remainder of the division is not used.
-
-    Returns:
-        The sets; an empty list if there are fewer cores than sets.
     """
     ordered = sorted(set(cores))
     size = len(ordered) // shares
@@ -27,29 +22,16 @@ def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
 
 
 def share_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[str]:
-    """Divide the GPUs of a host among replicas, in the order given.
-
-    Args:
-        gpus: the names of the GPUs, as in CUDA_VISIBLE_DEVICES.
-        each: how many GPUs a replica needs.
-
-    Returns:
-        For each replica its GPUs, as a value of CUDA_VISIBLE_DEVICES; an empty list if there are too few.
-    """
+    """Divide the GPUs of a host among replicas, `each` to a replica, in the order given. The names are those of
+    CUDA_VISIBLE_DEVICES, and so are the results; there are none if there are too few GPUs."""
     if len(gpus) < replicas * each:
         return []
     return [",".join(gpus[n * each : (n + 1) * each]) for n in range(replicas)]
 
 
 def largest_share(cores: Iterable[int], shares: int) -> int:
-    """Return the largest number of cores that each of several replicas can have, if all get the same number.
-
-    Args:
-        shares: how many replicas. The cores of one replica must be on one host.
-
-    Returns:
-        The number of cores, at least 1, even if the hosts cannot hold all replicas.
-    """
+    """Return the largest number of cores that each of `shares` replicas can have, if all get the same number and those
+    of one replica are on one host. It is at least 1, even if the hosts cannot hold all replicas."""
     per_host = list(cores)
     sizes = range(max(per_host, default=1), 0, -1)
     return next((size for size in sizes if sum(count // size for count in per_host) >= shares), 1)

@@ -91,14 +91,8 @@ class ReplicaSet:
     # -- calls
 
     def dispatch(self, arrival: Arrival, avoid: Collection[EngineId] = ()) -> EngineId | None:
-        """Choose a replica for a call and count the call as in flight there, until `leave`.
-
-        Args:
-            avoid: replicas on which the call has failed. They are chosen only if no other replica can take the call.
-
-        Returns:
-            The replica, or None if no replica can take the call now.
-        """
+        """Choose a replica for a call, and count the call as in flight there until `leave`; None if no replica can take
+        it now. Those in `avoid`, on which it has failed, are chosen only if no other can take it."""
         if not self.loads.can_take_a_call:
             return None
         others = self.loads.without(avoid) if avoid else self.loads

@@ -325,14 +325,8 @@ def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
 
 
 def ordered(calls: Iterable[TraceCall], where: str) -> tuple[TraceCall, ...]:
-    """Return the calls of a program in the order of their times, each one after its parents.
-
-    Args:
-        calls: the calls. Parents that are not among them are not waited for.
-
-    Raises:
-        TraceError: calls wait for one another in a circle.
-    """
+    """Return the calls of a program in the order of their times, each one after those of its parents that are among
+    them. Calls that wait for one another in a circle raise TraceError."""
     by_id = {call.call_id: call for call in calls}
     waits = {call_id: [each for each in call.parents if each in by_id] for call_id, call in by_id.items()}
     found = in_turn(waits, lambda call_id: by_id[call_id].at_s or 0.0)

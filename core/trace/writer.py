@@ -148,13 +148,8 @@ os.register_at_fork(after_in_child=_stop_all)
 
 
 def prepare(path: Path) -> int:
-    """Create a trace file, or check that an existing file can be written and is empty or a trace.
-
-    Returns the number of programs in the file.
-
-    Raises:
-        TraceError: the file cannot be written, is not a trace, or is locked by another process for longer than 5 s.
-    """
+    """Create a trace file, or check that an existing one can be written and is empty or a trace. Returns how many
+    programs it has. TraceError: it is none of that, or locked by another process for longer than 5 s."""
     if path.exists() and not path.is_file():
         raise TraceError(f"{path} is not a file; name a trace file to record into, or a new file.")
     try:
@@ -171,15 +166,8 @@ def prepare(path: Path) -> int:
 
 
 def append(path: Path, line: str, gives_up: threading.Event) -> None:
-    """Append a line to a file, whole or not at all.
-
-    Args:
-        line: the line, without its end.
-        gives_up: when it is set, the wait for the file's lock ends.
-
-    Raises:
-        OSError: the file cannot be written or locked.
-    """
+    """Append a line, without its end, to a file, whole or not at all. When `gives_up` is set, the wait for the file's
+    lock ends. OSError: the file cannot be written or locked."""
     data = f"{line}\n".encode()
     with _locked(path, gives_up) as file:
         size = os.fstat(file).st_size

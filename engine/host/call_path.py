@@ -73,17 +73,12 @@ class CallPath:
     def open(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
-        """Check a request, admit it and note it in the table. Each step is undone if a later one fails.
+        """Check a request, admit it and note it in the table. Each step is undone if a later one fails. Returns the
+        call, and the request for its endpoint.
 
         Args:
             body: The request in OpenAI's chat format.
             identity: The call's ids, from `program.reports.start_call`.
-
-        Returns:
-            The call, and the request for its endpoint.
-
-        Raises:
-            CallError, ProgramError, EngineError: See `weft.core.errors`.
         """
         self._check_new(identity.call_id)
         try:
@@ -121,19 +116,14 @@ class CallPath:
         settings: Mapping[str, float],
         is_admitted: bool = False,
     ) -> tuple[InFlight, CallHeader]:
-        """Admit a call whose request a server has checked. Each step is undone if a later one fails.
+        """Admit a call whose request a server has checked. Each step is undone if a later one fails. Returns the call,
+        and what the scheduler is told of it.
 
         Args:
             timeout_s: Seconds that the call may take, above 0; None: no limit.
             make_fingerprint: Of the system prompt and the tools.
             settings: What the request asks of sampling, see `settings_of`.
             is_admitted: Whether the endpoint has admitted the call already.
-
-        Returns:
-            The call, and what the scheduler is told of it.
-
-        Raises:
-            CallError, ProgramError, EngineError: See `weft.core.errors`.
         """
         with ExitStack() as undo:
             if is_admitted:

@@ -43,17 +43,8 @@ class Endpoint(Protocol):
     def make_request(
         self, body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
     ) -> Any:
-        """Check a request.
-
-        Args:
-            program, identity: The call; None: the request is only to be counted.
-
-        Returns:
-            The request as an object with `request_id`, `vllm_xargs` and `return_token_ids`.
-
-        Raises:
-            InvalidRequestError: The request is malformed.
-        """
+        """Check a request, or raise InvalidRequestError. Returns it as an object with `request_id`, `vllm_xargs` and
+        `return_token_ids`. Without program and identity, it is only to be counted."""
 
     async def count_prompt_tokens(self, request: Any) -> int:
         """The number of tokens of the rendered prompt."""

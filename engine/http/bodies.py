@@ -81,14 +81,8 @@ class Arrivals:
 
     @contextmanager
     def body(self, sender: str) -> Iterator[bytearray]:
-        """A body begins to arrive. When the block is left, it is complete or given up, and counts no longer.
-
-        Args:
-            sender: Who sends it: the scope of the API key.
-
-        Raises:
-            ArrivingError: Too many bodies are arriving.
-        """
+        """A body begins to arrive from a sender, the scope of its API key. When the block is left, it is complete or
+        given up, and counts no longer. ArrivingError: too many are arriving."""
         if len(self) >= self._most_bodies:
             raise ArrivingError(f"{len(self)} requests", "this server")
         if self._bodies[sender] >= max(1, self._most_bodies // _SHARES):
@@ -243,11 +237,7 @@ def _last_in(container: Any) -> Any:
 
 
 def _wrong_in(step: bytes | bytearray, place: int) -> list[str]:
-    """What is no Unicode in the bytes at a place.
-
-    Raises:
-        UnicodeDecodeError: It is no text at all.
-    """
+    """What is no Unicode in the bytes at a place. UnicodeDecodeError: it is no text at all."""
     try:
         step.decode()
     except UnicodeDecodeError as error:

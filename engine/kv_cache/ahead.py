@@ -326,14 +326,12 @@ class Fetches:
 
     def load(self, call: str, hashes: Sequence[Hashable], first: int, spared: int) -> bool:
         """Have a call that could start wait for its blocks, if they come from host memory beside the steps or can.
+        Returns whether it waits. Otherwise it starts, and its step waits for the copies.
 
         Args:
             hashes: vLLM's hashes of the blocks that it would find.
             first: How many of them it finds on the device.
             spared: How many blocks stay free besides all of these.
-
-        Returns:
-            Whether it waits. Otherwise it starts, and its step waits for the copies.
         """
         waits = self._waits.get(call, [])
         if not self._store.copies_beside or len(waits) == _MOST_WAITS or first >= len(hashes):

@@ -109,12 +109,8 @@ def _rounded(size: int) -> int:
 
 
 class Part:
-    """The memory of one replica, as one of its processes or another replica's maps it.
-
-    Raises:
-        OSError: There is no such memory.
-        SwapError: It has another shape.
-    """
+    """The memory of one replica, as one of its processes or another replica's maps it. OSError: there is no such
+    memory. SwapError: it has another shape."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         size = shape.index_bytes + shape.ranks * shape.rank_bytes
@@ -252,15 +248,8 @@ class Found(NamedTuple):
 
 
 class SharedIndex:
-    """Which blocks are in the parts of the replicas, for the scheduler of one of them.
-
-    Args:
-        link: What `SharedFolder.add` gave.
-        shape: Of all parts.
-
-    Raises:
-        OSError, SwapError: There is no such memory, or it was made for another engine or model.
-    """
+    """Which blocks are in the parts of the replicas, all of one shape, for the scheduler of one of them. `link` is what
+    `SharedFolder.add` gave. OSError, SwapError: it is gone, or was made for another engine or model."""
 
     def __init__(self, link: Path, shape: Shape) -> None:
         self._folder, self._slots, self._shape = link.parent, shape.slots, shape

@@ -156,7 +156,8 @@ class HostStore:
         *,
         beside: bool = False,
     ) -> bool:
-        """Have the blocks of a context in host memory: plan to copy out those that are not there yet.
+        """Have the blocks of a context in host memory: plan to copy out those that are not there yet. Returns whether
+        all of `blocks` are there, or will be once they are copied.
 
         Args:
             context: The context. It ends at the end of the chain from now on.
@@ -164,9 +165,6 @@ class HostStore:
             blocks: The device's blocks, by index in the chain. The others stay gaps.
             tokens: The tokens in all its blocks; None: the last one is full.
             beside: Whether the copies may run beside steps. Then `hurry` tells of blocks that a step overwrites.
-
-        Returns:
-            Whether all of `blocks` are in host memory, or will be once they are copied.
         """
         if self._is_lost:
             return False
@@ -205,11 +203,8 @@ class HostStore:
         self, chain: Sequence[Hashable], first: int, blocks: Sequence[int], *, for_call: bool = False
     ) -> tuple[int, list[int]]:
         """Plan to copy blocks back for a call that is expected, or that waits for it (`for_call`). They are valid once
-        the plan is `copied`, if `has_kept` holds then.
-
-        Returns:
-            The number of the plan, and the slots. No other fetch of the plan may have them.
-        """
+        the plan is `copied`, if `has_kept` holds then. Returns the number of the plan, and the slots, which no other
+        fetch of the plan may have."""
         slots = self._read(chain, first, first + len(blocks))
         self._fetch.update(zip(slots, blocks, strict=True))
         self._for_calls += for_call * len(slots)
@@ -469,14 +464,12 @@ class HostStore:
     # -- preempted calls
 
     def save(self, key: str, blocks: Sequence[int], tokens: int, hashes: Sequence[Hashable]) -> bool:
-        """A call is preempted: plan to copy out its KV, if it is worth a swap.
+        """A call is preempted: plan to copy out its KV, if it is worth a swap. Returns whether the KV of all tokens is
+        in host memory now or will be after the step.
 
         Args:
             tokens: Tokens whose KV the blocks hold.
             hashes: vLLM's hashes of the call's full blocks, from the first on; there may be fewer than full blocks.
-
-        Returns:
-            Whether the KV of all tokens is in host memory now or will be after the step.
         """
         if self._is_lost:
             return False

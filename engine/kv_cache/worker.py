@@ -56,11 +56,8 @@ class SwapWorker:
 
     def swap_out(self, plan: SwapPlan) -> set[int]:
         """Copy blocks to their slots, once the copies beside earlier steps for which the plan waits are done. Then
-        begin the copies beside this step.
-
-        Returns:
-            The slots that hold nothing valid, because their copy failed. Of those beside the step, `take_done` tells.
-        """
+        begin the copies beside this step. Returns the slots that hold nothing valid, because their copy failed; of
+        those beside the step, `take_done` tells."""
         for executed, transfers in self._running:
             if executed.number <= plan.waits_for:
                 for transfer in transfers:
@@ -91,12 +88,9 @@ class SwapWorker:
         return tuple(done)
 
     def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int], set[int]]:
-        """Copy slots to the blocks of calls that start.
-
-        Returns:
-            The blocks that hold no valid KV, because a copy failed on the way out or in, the slots that could not be
-            read, and those that were not read because the kernel refused the call.
-        """
+        """Copy slots to the blocks of calls that start. Returns the blocks that hold no valid KV, because a copy failed
+        on the way out or in, the slots that could not be read, and those that were not read because the kernel refused
+        the call."""
         batches = plan.batches_in
         if self._shared is None or not plan.generations:
             failed, unread, refused, _ = self._in(self._swapper, batches)

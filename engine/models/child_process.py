@@ -12,14 +12,12 @@ _POLL_S: Final = 0.1
 
 
 def run_command(command: list[str], *, log: Path, environment: Mapping[str, str], poll: Callable[[], None]) -> int:
-    """Run a command and wait for its end. The command is killed if an exception, such as Ctrl-C, ends the wait.
+    """Run a command and wait for its end. The command is killed if an exception, such as Ctrl-C, ends the wait. Returns
+    the exit code, or -n if signal n ended the command.
 
     Args:
         environment: variables in addition to those of this process.
         poll: called several times a second while the command runs.
-
-    Returns:
-        The exit code, or -n if signal n ended the command.
     """
     with (
         log.open("wb") as output,

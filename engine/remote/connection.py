@@ -63,15 +63,8 @@ class Server:
         )
 
     async def get(self, path: str, *, shape: Any = None) -> Any:
-        """The JSON at a path.
-
-        Args:
-            shape: What the JSON must look like; see `fault_of`.
-
-        Raises:
-            WeftError: As the server says.
-            ServerError: There is no answer, or it does not look like that.
-        """
+        """The JSON at a path, which must look like `shape` (see `fault_of`). WeftError: as the server says.
+        ServerError: there is no answer, or it looks otherwise."""
         return await self._answer("GET", path, None, {}, may_run=False, shape=shape)
 
     async def post(
@@ -139,15 +132,9 @@ class Server:
     async def stream(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, shape: Any
     ) -> AsyncGenerator[dict[str, Any]]:
-        """The events that a call is answered with. Closing the iterator closes the connection, and so aborts the call.
-
-        Args:
-            shape: What an event must look like; see `fault_of`.
-
-        Raises:
-            WeftError: As the server says, before the first event or later.
-            ServerError: The server, or the connection, ended before the stream did, or an event looks otherwise.
-        """
+        """The events that a call is answered with, each of a `shape` (see `fault_of`). Closing the iterator closes the
+        connection, and so aborts the call. WeftError: as the server says. ServerError: the server or the connection
+        ended before the stream did, or an event looks otherwise."""
         async with self._request("POST", path, body, headers, may_run=True) as response:
             source = cast("AsyncGenerator[httpx2.ServerSentEvent]", aiter(httpx2.EventSource(response, _MOST_BYTES)))
             async with aclosing(source) as events:

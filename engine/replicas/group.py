@@ -106,14 +106,8 @@ class ReplicaGroup:
         *,
         has_shares: bool,
     ) -> None:
-        """Start the replicas, and then what uses them.
-
-        Args:
-            has_shares: Whether the policy divides replicas among tenants.
-
-        Raises:
-            EngineError: A replica did not start.
-        """
+        """Start the replicas, and then what uses them. `has_shares`: the policy divides replicas among tenants.
+        EngineError: a replica did not start."""
         supervisor, states = self.supervisor, self.states
         first = await supervisor.begin(replicas)
         assert first.llm is not None  # noqa: S101  it has just started

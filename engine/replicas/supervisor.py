@@ -71,14 +71,8 @@ class Supervisor:
     # -- starting replicas
 
     async def begin(self, count: int) -> Replica:
-        """Start the first `count` replicas at the same time, and wait until all are ready.
-
-        Returns:
-            One of the replicas.
-
-        Raises:
-            EngineError: a replica did not start.
-        """
+        """Start the first `count` replicas at the same time, and wait until all are ready. Returns one of them.
+        EngineError: one did not start."""
         adding = [asyncio.ensure_future(self.add()) for _ in range(count)]
         try:
             return (await asyncio.gather(*adding))[0]

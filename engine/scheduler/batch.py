@@ -55,14 +55,11 @@ class BatchFormer:
 
     def form(self, *, admits: bool, may_preempt: bool, has_prompts: bool) -> list[Request]:
         """Find the running requests that waiting calls of higher queues outrank (Alg. 1 lines 32-39), and divide the
-        step's tokens among prompts in rank order. The running requests must be in rank order.
+        step's tokens among prompts in rank order. The running requests must be in rank order. Returns those to preempt.
 
         Args:
             admits: Whether vLLM admits waiting requests in this step. If not, none displaces a running one.
             has_prompts: Whether running requests still compute their prompts.
-
-        Returns:
-            The requests to preempt.
         """
         scheduler, policy = self._scheduler, self._policy
         running = scheduler.running

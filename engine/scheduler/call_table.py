@@ -177,14 +177,8 @@ class CallTable:
         self._on_gone(forgotten.view)
 
     def end_program(self, program_id: ProgramId, *, is_abandoned: bool = False) -> bool:
-        """A program has ended: forget it now, or with its last request.
-
-        Args:
-            is_abandoned: Nobody has said that it ended, but no request of it is expected.
-
-        Returns:
-            Whether the program was known.
-        """
+        """A program has ended: forget it now, or with its last request. `is_abandoned`: nobody has said that it ended,
+        but no request of it is expected. Returns whether the program was known."""
         idle = self._idle.pop(program_id, None)
         if idle is not None:
             self._policy.on_event(ProgramEnded(idle.view, is_known=not is_abandoned))

@@ -61,12 +61,8 @@ class ControlHandler:
         message: ProgramsEnded | ProgramEvents | AbortedCalls | SpillProgram | ExchangeService | Question | None,
         now_s: float,
     ) -> Any:
-        """Carry out a message.
-
-        Returns:
-            By the message's type: how many of the programs that have ended were known here, the accounts of the
-            aborted calls that were asked for, whether KV is being copied, or the answer to a question.
-        """
+        """Carry out a message. Returns by its type how many of the programs that have ended were known here, the
+        accounts of the aborted calls that were asked for, whether KV is being copied, or the answer to a question."""
         match message:
             case ProgramsEnded(program_ids=ended, abandoned=abandoned):
                 self.aborted.forget((*ended, *abandoned))

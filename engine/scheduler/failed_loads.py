@@ -17,14 +17,12 @@ def void_calls(
     manager: KVCacheManager,
     readers: Iterable[tuple[str, Sequence[int]]] = (),
 ) -> tuple[list[Request], set[str], set[int]]:
-    """What has been read or computed from invalid blocks.
+    """What has been read or computed from invalid blocks: the running requests that have read such blocks, the readers
+    that have, and all blocks that hold no valid KV.
 
     Args:
         readers: Calls that were to load blocks, or that have left since, by their requests' ids, with the blocks that
             they had then.
-
-    Returns:
-        The running requests that have read such blocks, the readers that have, and all blocks that hold no valid KV.
     """
     running = list(running)
     void, calls, found = set(invalid), set[str](), set[str]()

@@ -72,15 +72,7 @@ class ServedEngine(EngineClient):
     # -- requests
 
     def admit(self, key: str, request: ServedRequest) -> None:
-        """Admit an HTTP request as one call; `requests.end` follows.
-
-        Args:
-            key: A random text by which the request is found again. No client may be able to guess it.
-
-        Raises:
-            OverloadedError: There are too many calls, or too many of the key.
-            EngineClosedError: The server stops.
-        """
+        """Admit an HTTP request as `requests.admit` does, unless the server stops (EngineClosedError)."""
         if self._calls.is_stopping:
             raise EngineClosedError
         self.requests.admit(key, request)

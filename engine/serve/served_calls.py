@@ -58,15 +58,8 @@ class ServedCalls:
         request_id: str,
         kwargs: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run a call.
-
-        Args:
-            request: The request that makes it; None if it belongs to no request that was admitted.
-            prompt, sampling_params, request_id, kwargs: As for `AsyncLLM.generate`.
-
-        Raises:
-            CallError, ProgramError, EngineError: See `weft.core.errors`.
-        """
+        """Run a call, with the arguments of `AsyncLLM.generate`. `request` makes it; None: it belongs to no request
+        that was admitted."""
         if not isinstance(prompt, Mapping):
             raise InvalidRequestError(
                 "this server takes a prompt in one piece; send the whole prompt with the request."

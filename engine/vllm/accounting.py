@@ -82,12 +82,9 @@ class AccountingLLM(AsyncLLM):
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Check that vLLM's second model runner, the default on a GPU, can sample with these parameters.
+    """Raise VLLMClientError if there are too many token ids for vLLM's second model runner, the default on a GPU.
 
     vLLM itself finds out in the worker, where the error ends the engine and with it the calls of everybody.
-
-    Raises:
-        VLLMClientError: There are too many token ids.
     """
     for name, ids, most in (
         ("logit_bias", params.logit_bias, _MOST_TOKEN_IDS),

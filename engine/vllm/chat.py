@@ -109,11 +109,7 @@ class ChatEndpoint:
             raise InvalidRequestError(f"the chat request is malformed: {_problem(error):.{_PROBLEM_CHARS}}") from None
 
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
-        """One answer, as an OpenAI `chat.completion` object.
-
-        Raises:
-            CallError, EngineDiedError: See `weft.core.errors`.
-        """
+        """One answer, as an OpenAI `chat.completion` object, or CallError or EngineDiedError."""
         response = await self._create(request)
         return dict(response.model_dump(exclude_none=True))
 
@@ -130,11 +126,7 @@ class ChatEndpoint:
         return len(prompt["prompt_token_ids"])
 
     async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
-        """The answer as OpenAI `chat.completion.chunk` objects.
-
-        Raises:
-            CallError, EngineDiedError: See `weft.core.errors`.
-        """
+        """The answer as OpenAI `chat.completion.chunk` objects, or CallError or EngineDiedError."""
         response = await self._create(request)
         async with aclosing(response) as lines:
             async for line in lines:

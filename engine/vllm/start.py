@@ -160,15 +160,10 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
 
 
 def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | None = None) -> AsyncEngineArgs:
-    """vLLM's arguments for an engine with Weft's scheduler.
+    """vLLM's arguments for an engine with Weft's scheduler. TypeError: vLLM does not know one of them.
 
-    `options.engine_args` override Weft's defaults. Model, scheduler and policy override both.
-
-    Args:
-        most_gib: What `most_host_gib` says; None: this is the only engine.
-
-    Raises:
-        TypeError: vLLM does not know one of `options.engine_args`.
+    `options.engine_args` override Weft's defaults. Model, scheduler and policy override both. `most_gib` is what
+    `most_host_gib` says; None: this is the only engine.
     """
     from weft.engine.kv_cache.connector import transfer_config
     from weft.engine.scheduler import WeftScheduler

@@ -222,14 +222,8 @@ def check_shown(extra_args: Mapping[str, Any]) -> None:
 
 
 def refuse_priority(priority: object) -> None:
-    """vLLM documents an error for a priority where no priority scheduling runs, and then ignores it.
-
-    Args:
-        priority: Of a request, or the text of its header; 0 and None say nothing.
-
-    Raises:
-        InvalidRequestError: The request has one.
-    """
+    """Raise InvalidRequestError for a priority, unless it is 0 or None. vLLM documents an error for a priority where no
+    priority scheduling runs, and then ignores it."""
     if priority and priority != "0":
         raise InvalidRequestError(
             f"the request has the priority {priority!r:.40}, which has no effect here: the policy ranks calls "

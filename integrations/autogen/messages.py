@@ -56,11 +56,7 @@ def to_messages(
     messages: Sequence[LLMMessage], model_info: ModelInfo, reasoned: ReasonedCalls, *, name_prefixes: bool
 ) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's format, with the reasoning of all answers, from which the chat template chooses.
-
-    Raises:
-        InvalidRequestError: A message has an image and the model has no vision, or the chat template cannot render the
-            system messages.
-    """
+    InvalidRequestError: the model has no vision for an image, or its template cannot render the system messages."""
     if not model_info.get("multiple_system_messages"):
         messages = _one_system_message(messages)
     return [

@@ -333,11 +333,7 @@ _LANGCHAINS_OWN: Final = frozenset({"stream"})  # LangChain's switch for streami
 
 def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     """The arguments of the model's constructor, with LangChain's other names replaced and the rest in `model_kwargs`.
-
-    Raises:
-        InvalidRequestError: An argument is neither a field of the model nor of vLLM's chat request, or a field is given
-            under two names.
-    """
+    InvalidRequestError: one is neither a field of the model nor of vLLM's chat request, or is given under two names."""
     more = dict(given.get("model_kwargs") or {})
     given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
     check_fields([*(name for name in given if name not in own), *more], {*_SETTABLE, *own})

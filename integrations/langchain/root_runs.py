@@ -73,15 +73,8 @@ class RootRuns:
         return root.program if root is not None else None
 
     def start(self, run_id: UUID, parent_run_id: UUID | None, make: Callable[[], Program]) -> Program:
-        """A run starts.
-
-        Args:
-            parent_run_id: The enclosing run, or the run itself if it has started before.
-            make: Makes the program of a root run.
-
-        Returns:
-            The run's program. If the program timed out, the run goes on in a new one of the same name and session.
-        """
+        """A run starts, inside `parent_run_id` or, if it has started before, itself. Returns its program, which `make`
+        makes for a root run. If the program timed out, the run goes on in a new one of the same name and session."""
         self._end_idle()
         with self._lock:
             root = self._roots.get(parent_run_id) if parent_run_id is not None else None

@@ -143,12 +143,8 @@ class EventStream(httpx2.AsyncByteStream):
         self._closed = False
 
     async def begin(self) -> None:
-        """Wait for the first event, so that a rejected request gets an error status instead of a stream.
-
-        Raises:
-            WeftError: The request is rejected.
-            httpx2.ReadTimeout: The first event did not come in time.
-        """
+        """Wait for the first event, so that a rejected request gets an error status instead of a stream. WeftError: it
+        is rejected. httpx2.ReadTimeout: the first event did not come in time."""
         self._first = await self._next()
 
     def __aiter__(self) -> AsyncIterator[bytes]:

@@ -201,14 +201,8 @@ class KvPolicyConfig:
 
 
 def as_kv_config(given: object) -> KvPolicyConfig | None:
-    """Check the KV policy of an engine or of its scheduler's settings: a name, a configuration, or its `to_dict`.
-
-    Returns:
-        The configuration; None for None.
-
-    Raises:
-        KvPolicyError: It is something else, or `KvPolicyConfig` refuses it.
-    """
+    """The KV policy of an engine or of its scheduler's settings, given as a name, a configuration or its `to_dict`;
+    None for None. Anything else raises KvPolicyError."""
     if given is None or isinstance(given, KvPolicyConfig):
         return given
     if isinstance(given, str):

@@ -38,11 +38,8 @@ class Tenant(NamedTuple):
 
 
 def demand(tasks: Iterable[Task], now_s: float) -> float:
-    """The part of the engine that a tenant needs: the sum over its programs of work left divided by time left.
-
-    Returns:
-        inf if the work of a task is unknown, or the sum exceeds the whole engine.
-    """
+    """The part of the engine that a tenant needs: the sum over its programs of work left divided by time left. It is
+    inf if the work of a task is unknown, or the sum exceeds the whole engine."""
     needed = 0.0
     for task in tasks:
         if math.isnan(task.work_s):
@@ -55,13 +52,10 @@ def demand(tasks: Iterable[Task], now_s: float) -> float:
 
 
 def shares(tenants: Sequence[Tenant]) -> list[float]:
-    """Divide the engine by weighted max-min fairness.
+    """Divide the engine by weighted max-min fairness: the share of each tenant, all above 0, with the sum 1.
 
     Each tenant gets what it needs, up to its weight's part of what the others leave. What nobody needs is divided by
     weight.
-
-    Returns:
-        The share of each tenant. All are above 0, and their sum is 1.
     """
     given = [0.0] * len(tenants)
     left, open_weight = 1.0, math.fsum(tenant.weight for tenant in tenants)

@@ -83,12 +83,8 @@ class ServiceClass:
         return age > (self.p95_tokens if self.ranks else of_all.median_tokens)
 
     def estimate(self, of_all: ServiceClass) -> Distribution | None:
-        """Estimate the distribution of the work of its programs from all that they have shown until now.
-
-        Returns:
-            None if too few of its programs have ended, unless a live one has had more work than half of all programs
-            need.
-        """
+        """Estimate the distribution of the work of its programs from all that they have shown until now. None if too
+        few of them have ended, unless a live one has had more work than half of all programs need."""
         from weft.core.policies.service.distribution import estimate
 
         self.new_ends, self.has_changed = 0, False

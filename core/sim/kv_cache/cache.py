@@ -228,12 +228,8 @@ class KvCache:
         """A call has arrived."""
 
     def load(self, call: SimCall, hit: int) -> tuple[int, float]:
-        """Copy back the tokens of a starting call that host memory has.
-
-        Returns:
-            The call's tokens that need not be computed, and the seconds after which they are there if the copy does not
-            delay the step.
-        """
+        """Copy back the tokens of a starting call that host memory has. Returns its tokens that need not be computed,
+        and the seconds after which they are there if the copy does not delay the step."""
         del call
         return hit, 0.0
 

@@ -70,12 +70,9 @@ class Access(NamedTuple):
 
 
 def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Access]:
-    """Simulate programs, and return the events of the KV cache in the order of time.
+    """Simulate programs, and return the events of the KV cache, which has to keep prefixes, in the order of time.
 
     A call that is preempted keeps its blocks from its first start to its end.
-
-    Raises:
-        SimulationError: The settings have no KV cache that keeps prefixes.
     """
     if not settings.shares_prefixes:
         raise SimulationError("a replay needs a KV cache that keeps prefixes; leave out unit steps.")

@@ -60,12 +60,7 @@ def is_older(minor: str) -> bool:
 
 
 def require_vllm() -> None:
-    """Import vLLM.
-
-    Raises:
-        VllmUnavailableError: vLLM is not installed, or its import fails.
-        UnsupportedVllmError: the installed version is older than the first of `TESTED_VLLM`.
-    """
+    """Import vLLM. VllmUnavailableError: its import fails. Otherwise as `check_vllm`."""
     check_vllm()
     try:
         importlib.import_module("vllm")

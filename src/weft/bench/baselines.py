@@ -72,11 +72,7 @@ _GATES: Final = {"gate": True, "no-gate": False}
 
 def baseline_of(name: str) -> Baseline:
     """A baseline by its name, with the gate and the KV policy that the name may have: `auto+no-gate+next-use`.
-
-    Raises:
-        BenchError: there is no such baseline or KV policy, one of the two parts is there twice, or vLLM's own scheduler
-            is to have one.
-    """
+    BenchError: there is none, a part is there twice, or vLLM's own scheduler is to have one."""
     scheduler, *parts = name.split(_WITH)
     baseline = BASELINES.get(scheduler)
     if baseline is None:

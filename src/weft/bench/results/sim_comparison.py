@@ -50,13 +50,10 @@ class SimComparison(NamedTuple):
 
 
 def fit_step_time(rounds: Sequence[Round]) -> StepTime:
-    """Fit step times to all steps of all baselines.
+    """Fit step times to all steps of all baselines, of which there must be enough (SimulationError).
 
     No step is left out as an outlier: least squares keep the sum of the steps, so the few slow steps of a busy machine
     are spread over all steps.
-
-    Raises:
-        SimulationError: there are too few steps.
     """
     return StepTime.fit(
         sample for each in rounds for measurement in each.measurements.values() for sample in measurement.samples
