@@ -34,7 +34,6 @@ class Table(NamedTuple):
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Yield the lines for rich, which is not imported here."""
-        del options
         for line in self._lines():
             text = console.render_str("", markup=False, emoji=False, highlight=False)
             text.no_wrap, text.overflow = True, "ellipsis"

@@ -332,7 +332,6 @@ class _Balancers(ProgramObserver):
         self._sessions = sessions
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del state, now_s
         for group in self._groups.values():
             balancer = group.states.balancer
             self._loop.call_soon(partial(balancer.end_program, row.info.program_id))

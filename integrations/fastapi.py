@@ -37,7 +37,6 @@ async def error_response(request: Request, error: Exception) -> JSONResponse:
 
     Pass it to `app.add_exception_handler(weft.WeftError, error_response)`.
     """
-    del request
     error = cast("WeftError", error)
     return JSONResponse(error_body(error), error_status(error), error_headers(error))
 

@@ -22,7 +22,6 @@ class Longest(KvPolicy):
     evicts_ended_first: ClassVar[bool] = True
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
-        del memory, now_s
         return context.host_tokens
 
 

@@ -3,8 +3,6 @@
 To add a policy, write its module with `@register(...)` and import its class here (docs/how-to/add-a-policy.md).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from weft.core.policies.auto import Auto as Auto

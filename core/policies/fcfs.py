@@ -20,7 +20,6 @@ class Fcfs(Policy):
         self._order = itertools.count()
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        del call, now_s
         return Rank(0, next(self._order))
 
 
@@ -43,5 +42,4 @@ class Priority(Policy):
         self._order = itertools.count()
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        del now_s
         return Rank(0, call.program.arrival_order, next(self._order))

@@ -97,7 +97,6 @@ class Learned(Policy):
             program.calls.pop(call, None)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del model_time_s, now_s, recomputed
         if 0 < call.output_tokens < call.charge_at_tokens:  # the prompt is computed: most steps of most calls
             return
         program = self.book.programs.get(call.program)

@@ -23,7 +23,6 @@ class Sjf(Policy):
         self._arrivals = itertools.count()
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        del now_s
         return Rank(0, call.predicted_own_tokens, next(self._arrivals))
 
 
@@ -52,14 +51,11 @@ class Srpt(Policy):
 
     @classmethod
     def from_parameters(cls, parameters: Any) -> Self:
-        del parameters
         return cls()
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        del now_s
         return Rank(0, self._remaining(call))
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del model_time_s, recomputed
         call.rank = self.rank(call, now_s)
         self.waiting.update(call)

@@ -141,7 +141,6 @@ class Policy(Registered, ABC):
 
     def promote(self, now_s: float) -> list[Call]:
         """Move the calls that have starved to Q_1 and return them (lines 24-30)."""
-        del now_s
         return []
 
     @property
@@ -156,7 +155,6 @@ class Policy(Registered, ABC):
         applies each change in O(log n), so a policy yields the changed calls only. A policy must not change the rank
         of a waiting call in any other way.
         """
-        del now_s
         return ()
 
     def next_change_s(self) -> float:
@@ -244,7 +242,6 @@ class Policy(Registered, ABC):
 
     def exchange(self, elsewhere: Mapping[str, float]) -> Mapping[str, float]:
         """Hear what tenants had on other engines since the last exchange, and return what they had here, in tokens."""
-        del elsewhere
         return {}
 
     def standing(self, calls: Collection[Call]) -> Rank:

@@ -136,7 +136,6 @@ class UnlimitedRoom:
     """The room of an engine whose KV cache never fills, and whose steps have no bound."""
 
     def offer(self, call: Call) -> bool:
-        del call
         return True
 
     def fits(self) -> bool:

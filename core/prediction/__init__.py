@@ -4,8 +4,6 @@ Scheduling policies, KV policies and the forecasts of an engine use them. How lo
 from `weft.core.policies.steps`.
 """
 
-from __future__ import annotations
-
 from weft.core.prediction.execution_graph import Cost as Cost
 from weft.core.prediction.execution_graph import ExecutionGraph as ExecutionGraph
 from weft.core.prediction.execution_graph import Node as Node

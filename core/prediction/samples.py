@@ -51,7 +51,6 @@ class KnownTime(TimeEstimate):
         return self.duration_s
 
     def quantile_s(self, part: float) -> float:
-        del part
         return self.duration_s
 
     def remaining_s(self, elapsed_s: float) -> float:

@@ -1,7 +1,5 @@
 """Programs: the handle, the decorator, and how the graph of a program's calls is inferred."""
 
-from __future__ import annotations
-
 from weft.core.program.handle import Program as Program
 from weft.core.program.handle import adapter as adapter
 from weft.core.program.handle import passed_on as passed_on

@@ -272,7 +272,6 @@ class Program:
     # -- what terminals and notebooks show
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        del console, options
         row = self.row
         if row is not None:
             yield row

@@ -3,8 +3,6 @@
 To add a balancer, write its module with `@register(...)` and import its class here (docs/how-to/add-a-balancer.md).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from weft.core.routing.balancer import DEFAULT_BALANCER as DEFAULT_BALANCER

@@ -146,18 +146,15 @@ class Balancer(Registered, ABC):
 
     def end_program(self, program_id: ProgramId) -> None:
         """Forget a program that has ended."""
-        del program_id
 
     def end_session(self, session_id: SessionId) -> None:
         """Forget a session whose last program has ended."""
-        del session_id
 
     def lose_engine(self, engine_id: EngineId) -> None:
         """Forget an engine that died, was restarted or is about to go.
 
         Programs and sessions that were assigned to the engine are assigned again by their next calls.
         """
-        del engine_id
 
 
 class AssigningBalancer(Balancer):

@@ -17,7 +17,6 @@ class RoundRobinBalancer(Balancer):
     """Chooses one engine after another, for any call and any load."""
 
     def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
-        del arrival
         return loads.longest_ago
 
 
@@ -26,7 +25,6 @@ class LeastUsed(Balancer):
     """Chooses the engine with the fewest calls in flight."""
 
     def choose(self, arrival: Arrival, loads: Loads) -> EngineId:
-        del arrival
         return loads.least_used
 
 

@@ -1,7 +1,5 @@
 """What people look at: an engine now, and the timeline of a program, as typed documents."""
 
-from __future__ import annotations
-
 from weft.core.show.compose import LiveRow as LiveRow
 from weft.core.show.compose import compose as compose
 from weft.core.show.documents import MOST_CALLS as MOST_CALLS

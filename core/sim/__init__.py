@@ -3,8 +3,6 @@
 `weft sim`, benchmarks and tests use `simulate`. It repeats to the digit.
 """
 
-from __future__ import annotations
-
 from weft.core.errors import SimulationError as SimulationError
 from weft.core.sim.result import Batch as Batch
 from weft.core.sim.result import ProgramResult as ProgramResult

@@ -3,8 +3,6 @@
 `weft record`, `weft trace` and `weft sim` use them.
 """
 
-from __future__ import annotations
-
 from weft.core.trace.format import TraceCall, TraceProgram
 
 __all__ = ["TraceCall", "TraceProgram"]

@@ -109,14 +109,12 @@ class Recorder(ProgramObserver):
         return self._writer.dropped
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
-        del now_s
         with self._lock:
             if not self._writer.stopped:
                 self._open[info.program_id] = _OpenProgram(info)
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
         """A call was admitted. A program that has not begun, or has ended, is not recorded."""
-        del identity
         with self._lock:
             self._start_s = now_s if self._start_s is None else self._start_s
             program = self._get(graph.program_id)
@@ -142,7 +140,6 @@ class Recorder(ProgramObserver):
                 program.add(call_id, known)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del state, now_s
         self.end(row.info.program_id)
 
     def end(self, program_id: ProgramId) -> None:

@@ -85,7 +85,6 @@ class Link:
     async def send(self, message: Mapping[str, Any]) -> list[Any]:
         """Send a control message to every scheduler of the engine, on the engine's event loop. Returns their answers;
         None from a replica that does not run."""
-        del message
         return []
 
     def swap_stats(self) -> SwapStats | None:

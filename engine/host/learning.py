@@ -146,7 +146,6 @@ class Forecasts(ProgramObserver):
         self._file = file
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
-        del now_s
         if info.graph is not None:
             self.graphs.use_hint(info.name, info.graph)
 
@@ -165,7 +164,6 @@ class Forecasts(ProgramObserver):
         self.graphs.leave(identity.program_id, identity.call_id, cost, now_s)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del now_s
         self.graphs.end(row.info.program_id, learn=state in _LEARNED_FROM)
         if self._file is not None:
             self._file.changed()
@@ -205,11 +203,9 @@ class LearnedReports(ProgramObserver):
         self._loop.submit(self._send_history())
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        del identity, graph, now_s
         self._asks.add(None)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del row, state, now_s
         self._asks.add(None)
 
     def close(self) -> None:

@@ -153,7 +153,6 @@ class Exchange:
         Raises:
             InvalidIdError, InvalidRequestError: They are malformed.
         """
-        del request, body_bytes
         return False
 
     def arriving(self) -> None:
@@ -162,7 +161,6 @@ class Exchange:
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
-        del request
         return None
 
     def end(self) -> None:

@@ -203,7 +203,6 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return self._idle_polls < _MOST_POLLS  # a report that is lost keeps no engine awake
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        del block_ids
         if self.store is not None:
             self.store.release(request.request_id)
         return False, None
@@ -258,7 +257,6 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._unsent.beside += done
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        del forward_context, kwargs
         metadata = self._connector_metadata
         if self._unsent is None or not isinstance(metadata, StepPlan) or (executed := self._unsent.executed) is None:
             return

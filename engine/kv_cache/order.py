@@ -64,12 +64,10 @@ class KvOrder:
     def spill(self, program: Hashable, *, begins: bool) -> bool:
         """A program goes on on another replica, which reads this one's host memory. With `begins` its contexts are to
         be copied there now. Returns whether contexts of it are being copied."""
-        del program, begins
         return False
 
     def on_host(self, program: Hashable) -> list[bytes]:
         """The hashes of a program's blocks that host memory has, those of the context that was used last first."""
-        del program
         return []
 
     def use_prefill_speed(self, token_s: float) -> None:
@@ -82,7 +80,6 @@ class KvOrder:
             found_tokens: In vLLM's cache, in full blocks.
             spared_blocks: The free blocks that the call and those that run will take besides.
         """
-        del request, found_tokens, spared_blocks, now_s
         return False
 
     @property
@@ -92,7 +89,6 @@ class KvOrder:
 
     def is_loading(self, request_id: str) -> bool:
         """Whether the call of a request waits for that."""
-        del request_id
         return False
 
     def before_step(self, step: NextStep, now_s: float) -> None:
@@ -166,7 +162,6 @@ class EndedFirstOrder(KvOrder):
         self._due: dict[int, Any] = {}  # blocks of ended programs with their hashes
 
     def call_left(self, call: CallKv, now_s: float) -> None:
-        del now_s
         program = call.program
         mine = self._blocks.setdefault(program, {})
         for number in call.manager.get_block_ids(call.request.request_id)[0]:
@@ -188,7 +183,6 @@ class EndedFirstOrder(KvOrder):
                 owned.owners.clear()
 
     def happened(self, program: Hashable, event: KvEvent, now_s: float) -> None:
-        del now_s
         if not isinstance(event, ProgramGone):
             return
         for number in self._blocks.pop(program, ()):
@@ -203,7 +197,6 @@ class EndedFirstOrder(KvOrder):
 
         A block that is in use follows when it is free.
         """
-        del step, now_s
         if not self._due:
             return
         queue, free, in_use = self._pool.free_block_queue, [], {}

@@ -130,7 +130,6 @@ class ScriptedLauncher:
         """A replica with a new name. It is not started yet."""
         from weft.engine.replicas.scripted import ScriptedReplica
 
-        del model
         engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
         return ScriptedReplica(engine_id, arguments, self._script, self._on_account)
 

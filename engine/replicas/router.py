@@ -166,7 +166,6 @@ class RoutedLLM(Router):
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Does nothing: calls were admitted before they were rendered."""
-        del n, request_id
 
     async def is_tracing_enabled(self) -> bool:
         return False

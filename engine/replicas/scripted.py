@@ -44,7 +44,6 @@ class ScriptedReplica(Replica):
         self._on_account = on_account
 
     async def start(self, timeout_s: float) -> None:
-        del timeout_s
         config = self._arguments.create_engine_config()
         self._renderer = renderer_from_config(config)
         self._inputs = InputProcessor(config, self._renderer)

@@ -182,7 +182,6 @@ class _ServedExchange(Exchange):
         return named
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
-        del request
         if self._found is None:
             return None
         self._found.is_counted = self._is_counted

@@ -86,7 +86,6 @@ class _TerminalLine:
             max_refresh = 0.5  # seconds
 
             def render(self, task: Task) -> Text:
-                del task
                 return Text(detail(), style="dim", overflow="ellipsis", no_wrap=True)
 
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), Detail()

@@ -1,7 +1,5 @@
 """The names of vLLM's HTTP server. Importing this module takes seconds more than that of `names`."""
 
-from __future__ import annotations
-
 from weft.engine.vllm_compat.logs import leave_the_root_logger
 from weft.engine.vllm_compat.versions.version import require_vllm
 

@@ -85,7 +85,6 @@ class ProgramSpans(ProgramObserver):
     # -- programs
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
-        del now_s
         with self._lock:
             program = self._open.get(info.program_id)
             if program is None:
@@ -114,7 +113,6 @@ class ProgramSpans(ProgramObserver):
         return self._tracer.start_span("invoke_workflow", context, SpanKind.INTERNAL, attributes)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
-        del now_s
         with self._lock:
             program = self._open.pop(row.info.program_id, None)
             if program is None:  # it began before the spans
@@ -154,7 +152,6 @@ class ProgramSpans(ProgramObserver):
     # -- calls
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        del now_s
         row = self._table.get(identity.program_id)
         call = row.in_flight.get(identity.call_id) if row is not None else None
         label = graph[identity.call_id].label if identity.call_id in graph else ""
@@ -182,7 +179,6 @@ class ProgramSpans(ProgramObserver):
         return self._tracer.start_span(f"chat {model}".strip(), program.context, SpanKind.CLIENT, attributes)
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
-        del now_s
         with self._lock:
             program = self._open.get(identity.program_id)
             if program is not None:
@@ -191,7 +187,6 @@ class ProgramSpans(ProgramObserver):
                 span.end()
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
-        del now_s
         with self._lock:
             program = self._open.get(row.identity.program_id)
             span = program.calls.pop(row.identity.call_id, None) if program is not None else None
@@ -225,7 +220,6 @@ class ProgramSpans(ProgramObserver):
                 program.tools.pop(next(iter(program.tools))).end()
 
     def tool_ended(self, program_id: ProgramId, tool: RunningTool, now_s: float) -> None:
-        del now_s
         with self._lock:
             program = self._open.get(program_id)
             span = program.tools.pop(tool.number, None) if program is not None else None

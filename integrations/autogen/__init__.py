@@ -6,8 +6,6 @@ for each agent of a team.
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 from weft.integrations import require_packages
 
 require_packages("weft.integrations.autogen", "autogen-core", "autogen-agentchat")

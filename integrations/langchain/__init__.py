@@ -5,8 +5,6 @@ docs/explanation/identity.md explains how the handler reaches the model on each 
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 from weft.integrations import require_packages
 
 require_packages("weft.integrations.langchain", "langchain-core")

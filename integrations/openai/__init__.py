@@ -11,8 +11,6 @@ its client.
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 from weft.integrations import require_packages
 
 require_packages("weft.integrations.openai", "openai", "httpx2")

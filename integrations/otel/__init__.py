@@ -11,8 +11,6 @@ Spans below the block are runs of the program. The client takes program and posi
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 from weft.integrations import require_packages
 
 require_packages("weft.integrations.otel", "openai", "httpx2", "opentelemetry-sdk")

@@ -3,8 +3,6 @@
 To add a KV policy, write its module with `@register(...)` and import its class here.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from weft.core.kv_cache.policies.decisions import LEAVE as LEAVE

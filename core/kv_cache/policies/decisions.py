@@ -123,7 +123,6 @@ class KvPolicy(Registered, ABC):
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         """Decide on a context when its call has ended, again when the tool's name is known, and in each epoch."""
-        del context, memory, now_s
         return LEAVE
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
@@ -131,7 +130,6 @@ class KvPolicy(Registered, ABC):
 
         By default that is the context that was used longest ago, as in vLLM.
         """
-        del memory, now_s
         return context.used_s
 
     def worth_together(self, worths: Iterable[float]) -> float:
@@ -146,7 +144,6 @@ class KvPolicy(Registered, ABC):
         Args:
             used_s: When they were last used.
         """
-        del memory, now_s
         return used_s
 
 

@@ -27,7 +27,6 @@ class NextUse(KvPolicy):
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         """Spill a context if copying it back is faster than computing it. Without host memory, leave it."""
-        del context, now_s
         return Decision(Action.SPILL) if memory.copy_token_s < memory.prefill_token_s else LEAVE
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:

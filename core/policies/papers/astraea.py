@@ -197,7 +197,6 @@ class AstraeaOracle(Astraea):
     """Astraea with the true output length of each call, as in all results of the paper."""
 
     def _predict_s(self, call: Call, program: _Program) -> float:
-        del program
         return call.predicted_own_tokens * self._decode_s
 
 

@@ -114,7 +114,6 @@ class MultilevelPolicy(Policy):
 
     def attained_service_s(self, call: Call) -> float:
         """The service that ranks an arriving call: `c.service`, line 11. By default 0: its program does not count."""
-        del call
         return 0.0
 
     def attained_wait_s(self, call: Call) -> float:
@@ -126,7 +125,6 @@ class MultilevelPolicy(Policy):
         return bisect_right(self.bounds_s, service_s)
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        del now_s
         call.service_s = self.attained_service_s(call)
         return self._enter(call, self.level_of(call.service_s))
 
@@ -161,7 +159,6 @@ class MultilevelPolicy(Policy):
             self.quanta_s = _widths(bounds_s)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s
         call.model_time_s += model_time_s
         call.served_s += model_time_s
         if not recomputed:
@@ -216,7 +213,6 @@ class Mlfq(MultilevelPolicy):
     """Every new call starts in Q_1. Only its own wait and run time count for anti-starvation."""
 
     def attained_wait_s(self, call: Call) -> float:
-        del call
         return 0.0
 
 

@@ -1,7 +1,5 @@
 """The graph of a program's calls: what it is made of, the DAG itself, its JSON, and how people see it."""
 
-from __future__ import annotations
-
 from weft.core.program.graph.dag import ProgramGraph as ProgramGraph
 from weft.core.program.graph.nodes import CallNode as CallNode
 from weft.core.program.graph.nodes import CallState as CallState

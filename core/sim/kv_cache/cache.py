@@ -230,18 +230,15 @@ class KvCache:
     def load(self, call: SimCall, hit: int) -> tuple[int, float]:
         """Copy back the tokens of a starting call that host memory has. Returns its tokens that need not be computed,
         and the seconds after which they are there if the copy does not delay the step."""
-        del call
         return hit, 0.0
 
     def move_out(self, call: SimCall) -> KvElsewhere | None:
         """A call of which this cache has the latest KV goes to another replica. Returns what that can read in host
         memory here; None without host memory."""
-        del call
         return None
 
     def save(self, call: SimCall, tokens: int) -> int:
         """A call is preempted, and its first `tokens` are copied to host memory. Returns how many it has not yet."""
-        del call
         return tokens
 
     def take_copied(self) -> int:

@@ -182,7 +182,6 @@ class _Belady(EvictionOrder):
         self.position = 0  # of the present event; positions are exact where several events have one time
 
     def rank_of(self, block: Block, now_s: float, leaf: Leaf | None = None) -> EvictionRank:
-        del now_s, leaf
         uses = self.uses.get((self.replica, block.key), [])
         later = bisect_right(uses, self.position)
         return EvictionRank(0, -uses[later] if later < len(uses) else -math.inf, -block.depth)

@@ -257,7 +257,6 @@ class SegmentContexts(Contexts):
         super()._decide(context, now_s)
 
     def _after_decision(self, context: Context, now_s: float) -> None:
-        del now_s
         self._cache.changed(context)
         self._cache.decided(context)
 

@@ -82,7 +82,6 @@ def _agent_files(path: Path) -> list[Path]:
 @functools.lru_cache(maxsize=1)
 def _agents_beside(folder: Path, changed_ns: int) -> dict[str | None, list[Path]]:
     """The agents' files of a folder by their sessions, for the folder looked at last."""
-    del changed_ns
     found: dict[str | None, list[Path]] = {}
     for each in sorted(folder.glob(f"{_AGENT_FILE}*.jsonl")):
         found.setdefault(_session_of(each), []).append(each)

@@ -100,7 +100,6 @@ class ProgramCounts(ProgramObserver):
             yield
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
-        del now_s
         with self._lock:
             known = _Known(info.name, info.tenant or "")
             self.names.use(known.name)
@@ -108,24 +107,20 @@ class ProgramCounts(ProgramObserver):
             self._programs.setdefault(info.program_id, known)
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        del graph, now_s
         with self._lock:
             known = self._programs.get(identity.program_id)
             if known is not None:
                 known.calls += 1
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
-        del identity, now_s
         with self._lock:
             self.refusals[type(error).__name__ if isinstance(error, WeftError) else OTHER] += 1
 
     def request_refused(self, reason: Refused, tenant: str | None, now_s: float) -> None:
-        del now_s
         with self._lock:
             self.requests_refused.use(tenant or "")[reason] += 1
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
-        del now_s
         program_id, account = row.identity.program_id, row.account
         with self._lock:
             known = self._programs.get(program_id)
@@ -144,7 +139,6 @@ class ProgramCounts(ProgramObserver):
                 name.service.add(account.service_s)
 
     def tool_ended(self, program_id: ProgramId, tool: RunningTool, now_s: float) -> None:
-        del program_id
         with self._lock:
             self.tools.use(tool.name).add(now_s - tool.start_s)
 

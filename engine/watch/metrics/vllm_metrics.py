@@ -39,7 +39,6 @@ def stat_logger(replica: int) -> type[PrometheusStatLogger]:
         def record(
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
-            del engine_idx
             super().record(scheduler_stats, iteration_stats, mm_cache_stats, replica)
 
     return ReplicaStatLogger

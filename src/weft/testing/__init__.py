@@ -39,8 +39,6 @@ this::
         assert report.parents == (ships.call_id, fog.call_id)
 """
 
-from __future__ import annotations
-
 from weft.core.testing import FakeClock, RecordingBackend
 from weft.core.testing.script import Reply, ScriptedCall
 from weft.engine.serve.script_file import read_script

@@ -137,7 +137,6 @@ class _ScriptedChat:
     def make_request(
         body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
     ) -> _Request:
-        del program
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidRequestError("the chat request is malformed: messages must be a list of one message or more.")

@@ -29,7 +29,6 @@ class _Identities(ProgramObserver):
         self.of: dict[CallId, CallIdentity] = {}
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        del graph, now_s
         self.of[identity.call_id] = identity
 
 
