@@ -87,8 +87,8 @@ MUTATIONS: Final = (
     ),
     Mutation(_REPLICAS + "router", "tried.pop()", "pass"),
     Mutation(_REPLICAS + "router", "self.failures[call_id] = error", "pass"),
-    Mutation(_REPLICAS + "unanswered", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
-    Mutation(_REPLICAS + "unanswered", "del mine[call]", "pass"),
+    Mutation(_REPLICAS + "stealer", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
+    Mutation(_REPLICAS + "stealer", "del mine[call]", "pass"),
     Mutation(_REPLICAS + "stealer", "if calls else None", "if calls else {'taken': calls}"),
     Mutation(_REPLICAS + "supervisor", "self._dead.discard(replica.engine_id)", "pass"),
     Mutation(

@@ -12,7 +12,7 @@ import pytest
 from served import KEY, MAX_CALLS, Served
 from tiny_engine import ENDLESS_TOKENS
 
-from weft.engine.watch import from_json
+from weft.views.top_client import from_json
 
 pytestmark = pytest.mark.engine
 
