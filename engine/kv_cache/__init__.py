@@ -7,6 +7,6 @@ through vLLM; `plan` is what travels between them.
 
 from weft.engine.kv_cache.kernel import Swapper, Transfer
 from weft.engine.kv_cache.layout import CacheLayout, describe
-from weft.engine.kv_cache.pool import HostPool, SlotTable, SlotUsage
+from weft.engine.kv_cache.pool import HostPool, SlotTable
 
-__all__ = ["CacheLayout", "HostPool", "SlotTable", "SlotUsage", "Swapper", "Transfer", "describe"]
+__all__ = ["CacheLayout", "HostPool", "SlotTable", "Swapper", "Transfer", "describe"]

@@ -1,37 +1,28 @@
-"""The pool of host memory, and who has its slots."""
+"""The pool of host memory, and which of its slots are free."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from weft.core.errors import PoolClosedError, SwapArgumentError, SwapDeviceError, SwapError
 
 
-class SlotUsage(NamedTuple):
-    """How full a table of slots is."""
-
-    slots: int
-    used: int
-    peak: int  # most slots that were ever in use at once
-    owners: int
-    free_extents: int  # ranges of consecutive free slots; more than 1 means fragmentation
-
-
 class SlotTable:
-    """Slots 0 to `slots` - 1, each of them free or with one owner.
+    """Slots 0 to `slots` - 1, each of them free or taken.
 
     Free slots are kept as extents, in bins by the power of two of their length. An extent that is freed is joined with
     its free neighbours. `allocate` and `free` take time in the number of extents that they touch, mostly one, whatever
     the size of the table. Consecutive slots matter because they cross the bus in one copy (Autellix §4.2.2).
+
+    Attributes:
+        peak: The most slots that were ever taken at once.
     """
 
     def __init__(self, slots: int) -> None:
@@ -39,98 +30,59 @@ class SlotTable:
         if slots < 1:
             raise SwapArgumentError(f"a table of {slots} slots holds nothing. Give it at least 1.")
         self.slots = slots
-        self.used = 0
         self.peak = 0
-        self._owned: dict[Hashable, list[range]] = {}
+        self._taken: set[int] = set()
         self._bins: list[dict[int, None]] = [{} for _ in range(slots.bit_length())]  # starts of free extents
         self._filled = 0  # bit i is set if bin i has extents
         self._starts: dict[int, range] = {}  # every free extent by its start
         self._ends: dict[int, range] = {}  # every free extent by its stop
         self._add(range(slots))
 
-    def allocate(self, owner: Hashable, count: int) -> NDArray[np.int64] | None:
-        """Give `count` slots to `owner`, in addition to those that it has. Never waits.
+    @property
+    def used(self) -> int:
+        """How many slots are taken."""
+        return len(self._taken)
 
-        Returns:
-            The slots' numbers, `(count,)`, or None if fewer are free. They are consecutive if there is a free extent in
-            a bin all of whose extents are long enough.
-
-        Raises:
-            SwapArgumentError: `count` is not positive.
-        """
-        taken = self._take(owner, count)
-        if taken is None:
-            return None
-        self._owned.setdefault(owner, []).extend(taken)
-        return _numbers(taken)
-
-    def allocate_each(self, count: int) -> list[int] | None:
-        """As `allocate`, but each slot has itself as its owner, so that it can be freed alone."""
-        taken = self._take("allocate_each", count)
-        if taken is None:
-            return None
-        slots = [slot for extent in taken for slot in extent]
-        self._owned.update({slot: [range(slot, slot + 1)] for slot in slots})
-        return slots
-
-    def _take(self, owner: Hashable, count: int) -> list[range] | None:
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` slots, at least 1 (SwapArgumentError); None if fewer are free. They are consecutive if there is
+        a free extent in a bin all of whose extents are long enough."""
         if count < 1:
-            raise SwapArgumentError(f"{owner!r} asks for {count} slots. Ask for at least 1.")
+            raise SwapArgumentError(f"{count} slots are asked for. Ask for at least 1.")
         if count > self.slots - self.used:
             return None
-        taken = []
-        left = count
-        while left:
+        taken: list[int] = []
+        while left := count - len(taken):
             # Every extent in bin i has at least 2**i slots. Take the first bin all of whose extents are long enough. If
             # there is none, take the last bin, which has the longest extents.
             fitting = self._filled & -1 << (left - 1).bit_length()
             index = (fitting & -fitting if fitting else self._filled).bit_length() - 1
             extent = self._remove(self._starts[next(reversed(self._bins[index]))])
-            part, rest = extent[:left], extent[left:]
-            if rest:
+            taken += extent[:left]
+            if rest := extent[left:]:
                 self._add(rest)
-            taken.append(part)
-            left -= len(part)
-        self.used += count
+        self._taken.update(taken)
         self.peak = max(self.peak, self.used)
         return taken
 
-    def free(self, owner: Hashable) -> int:
-        """Free all slots of `owner` and return their number, 0 if it has none."""
-        extents = self._owned.pop(owner, [])
-        for extent in extents:
-            before, after = self._ends.get(extent.start), self._starts.get(extent.stop)
-            start = self._remove(before).start if before else extent.start
-            stop = self._remove(after).stop if after else extent.stop
-            self._add(range(start, stop))
-        count = sum(map(len, extents))
-        self.used -= count
-        return count
-
-    def owned(self, owner: Hashable) -> NDArray[np.int64]:
-        """The slots of `owner`, `(n,)`, in the order in which they were allocated."""
-        return _numbers(self._owned.get(owner, []))
-
-    def usage(self) -> SlotUsage:
-        """How full the table is."""
-        return SlotUsage(self.slots, self.used, self.peak, len(self._owned), len(self._ends))
+    def free(self, slot: int) -> None:
+        """Free a slot that is taken."""
+        self._taken.remove(slot)
+        before, after = self._ends.get(slot), self._starts.get(slot + 1)
+        start = self._remove(before).start if before else slot
+        stop = self._remove(after).stop if after else slot + 1
+        self._add(range(start, stop))
 
     def check_integrity(self) -> None:
-        """Raise SwapError unless every slot is free or owned exactly once, and all indices agree. For tests."""
+        """Raise SwapError unless every slot is either free or taken, and all indices agree. For tests."""
         free = list(self._starts.values())
-        owned = [extent for extents in self._owned.values() for extent in extents]
-        stop = 0
-        for extent in sorted(free + owned, key=lambda extent: extent.start):
-            if extent.start != stop or not extent:
-                low, high = sorted((stop, extent.start))
-                raise SwapError(f"slots {low} to {high} are lost or owned twice")
-            stop = extent.stop
-        if stop != self.slots or sum(map(len, owned)) != self.used or self.used > self.peak:
-            raise SwapError(f"the count of {self.used} slots of {self.slots} (peak {self.peak}) is wrong: {owned}")
+        if sorted([*self._taken, *itertools.chain.from_iterable(free)]) != list(range(self.slots)):
+            raise SwapError(f"slots are lost, or free and taken: {free} of {self.slots} are free, {self._taken} taken")
+        if self.used > self.peak:
+            raise SwapError(f"{self.used} slots are taken, and at most {self.peak} ever were")
         if {extent.start for extent in free} & {extent.stop for extent in free}:
             raise SwapError(f"free neighbours were not joined: {free}")
-        if self._ends != {extent.stop: extent for extent in free} or not all(self._owned.values()):
-            raise SwapError("the index of free extents is wrong, or an owner has no slots")
+        if self._ends != {extent.stop: extent for extent in free}:
+            raise SwapError("the index of free extents is wrong")
         for index, starts in enumerate(self._bins):
             if bool(starts) != bool(self._filled >> index & 1) or set(starts) != {
                 extent.start for extent in free if _bin(extent) == index
@@ -155,12 +107,6 @@ def _bin(extent: range) -> int:
     return len(extent).bit_length() - 1
 
 
-def _numbers(extents: list[range]) -> NDArray[np.int64]:
-    return np.concatenate(
-        [np.arange(extent.start, extent.stop, dtype=np.int64) for extent in extents] or [np.empty(0, np.int64)]
-    )
-
-
 _ALIGN_BYTES = 64  # a cache line, which is also an alignment that every copy kernel handles well
 
 
@@ -173,11 +119,9 @@ class HostPool:
     """`slots` slots of `slot_bytes` bytes. One slot holds one block with all its layers (Autellix §5).
 
     The arena is reserved once and its size never changes. The system gives it memory when slots are first written, or
-    at once if the arena is page-locked. No method waits for free slots: `allocate` returns None if there are too few,
-    and the caller recomputes instead.
+    at once if the arena is page-locked. A `SlotTable` says which slots are free, in another process than the arena's.
 
     Attributes:
-        table: the owner of each slot.
         lock: held while a swap is done or handed to a GPU, and by `close`.
         slot_bytes: bytes of a block with all its layers.
         slot_stride: bytes from one slot to the next: `slot_bytes` rounded up to a multiple of 64, or what `arena` has.
@@ -197,9 +141,9 @@ class HostPool:
             SwapDeviceError: `pinned` without a GPU, or CUDA refused (often for want of memory).
             SwapError: the system does not reserve so much address space.
         """
-        self.table = SlotTable(slots)
-        if slot_bytes < 1:
-            raise SwapArgumentError(f"slot_bytes is {slot_bytes}. Pass the layout's slot_bytes, which is at least 1.")
+        if slots < 1 or slot_bytes < 1:
+            raise SwapArgumentError(f"{slots} slots of {slot_bytes} bytes hold nothing. Pass 1 or more of both.")
+        self.slots = slots
         self.slot_bytes = slot_bytes
         self.lock = threading.Lock()
         self._before_close: list[Callable[[], None]] = []
@@ -210,11 +154,6 @@ class HostPool:
         self._arena: torch.Tensor | None = arena
         # Runs also for a pool that is never closed, because memory must not return to the system while a GPU maps it.
         self._release = weakref.finalize(self, _release, self._before_close, arena if pinned else None)
-
-    @property
-    def slots(self) -> int:
-        """The number of slots."""
-        return self.table.slots
 
     @property
     def arena(self) -> torch.Tensor:
@@ -232,41 +171,12 @@ class HostPool:
         """Whether `close` was called."""
         return self._arena is None
 
-    def allocate(self, owner: Hashable, count: int) -> NDArray[np.int64] | None:
-        """Give `count` slots to `owner`.
-
-        Returns:
-            The slots' numbers, `(count,)`, or None if fewer are free.
-
-        Raises:
-            SwapArgumentError: `count` is not positive.
-            PoolClosedError: the pool was closed.
-        """
-        _ = self.arena
-        return self.table.allocate(owner, count)
-
-    def free(self, owner: Hashable) -> int:
-        """Free all slots of `owner` and return their number. Swaps are in order, so a swap may still be under way."""
-        return self.table.free(owner)
-
-    def owned(self, owner: Hashable) -> NDArray[np.int64]:
-        """The slots of `owner`, `(n,)`, in the order in which they were allocated."""
-        return self.table.owned(owner)
-
-    def usage(self) -> SlotUsage:
-        """How full the pool is, counted in slots."""
-        return self.table.usage()
-
-    def check_integrity(self) -> None:
-        """Raise SwapError unless every slot is free or owned exactly once."""
-        self.table.check_integrity()
-
     def before_close(self, call: Callable[[], None]) -> None:
         """Register `call`, which `close` makes before the arena goes. It must finish the copies that are under way."""
         self._before_close.append(call)
 
     def close(self) -> None:
-        """Finish the swaps under way, return the memory to the system and forget all owners. May be called twice.
+        """Finish the swaps under way and return the memory to the system. May be called twice.
 
         Raises:
             SwapDeviceError: CUDA reported an error. The pool is closed nevertheless.
@@ -280,7 +190,6 @@ class HostPool:
                 raise SwapDeviceError(str(error)) from error
             finally:
                 self._arena = None
-                self.table = SlotTable(self.table.slots)
 
     def __enter__(self) -> HostPool:
         return self

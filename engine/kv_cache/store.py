@@ -175,7 +175,7 @@ class HostStore:
             rank = self.tier.rank_of(context, self.now_s)
             self._evicted += self.tier.evict(lacking, rank, self.now_s)
         count = min(len(missing), self._free_slots)
-        slots = self._table.allocate_each(count) if count else None
+        slots = self._table.allocate(count) if count else None
         for index, slot in zip(missing, slots or (), strict=False):
             if self.shared is not None:
                 self.shared.withdraw(slot)
@@ -561,11 +561,11 @@ class HostStore:
 
     def stats(self) -> SwapStats:
         """What the swap has done so far, and how full the host memory is."""
-        usage, speed = self._table.usage(), self.choice.copy_speed
+        table, speed = self._table, self.choice.copy_speed
         return SwapStats(
-            usage.slots,
-            usage.used,
-            usage.peak,
+            table.slots,
+            table.used,
+            table.peak,
             self._swaps_out,
             self._swaps_in,
             self.counts.spilled_tokens,

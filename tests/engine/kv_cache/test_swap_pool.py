@@ -23,24 +23,9 @@ def test_arena() -> None:
         assert (pool.slots, pool.slot_bytes, pool.slot_stride) == (5, 100, 128)
 
 
-def test_slots_of_owners() -> None:
-    """An owner may ask for slots twice, gets none if too few are free, and frees all of them at once."""
-    with HostPool(5, 64) as pool:
-        assert pool.allocate("a", 2) is not None
-        assert pool.allocate("a", 2) is not None
-        assert pool.allocate("b", 2) is None
-        assert sorted(pool.owned("a").tolist()) == [0, 1, 2, 3]
-        assert pool.usage()._asdict() == {"slots": 5, "used": 4, "peak": 4, "owners": 1, "free_extents": 1}
-        pool.check_integrity()
-        assert pool.free("a") == 4
-        assert pool.free("a") == 0
-        assert pool.owned("a").tolist() == []
-
-
 def test_closing() -> None:
     """The registered calls are made, the newest first. A closed pool gives nothing, and may be closed again."""
     pool = HostPool(5, 64)
-    pool.allocate("a", 2)
     calls = []
     pool.before_close(lambda: calls.append(("first", pool.arena.shape)))
     pool.before_close(lambda: calls.append(("second", pool.arena.shape)))
@@ -49,12 +34,8 @@ def test_closing() -> None:
     pool.close()
     assert calls == [("second", (5, 64)), ("first", (5, 64))]
     assert pool.is_closed
-    for use in (lambda: pool.arena, lambda: pool.allocate("a", 1)):
-        with pytest.raises(PoolClosedError):
-            use()
-    assert pool.free("a") == 0
-    assert pool.usage().used == 0
-    pool.check_integrity()
+    with pytest.raises(PoolClosedError):
+        _ = pool.arena
 
 
 def test_a_pool_that_is_never_closed() -> None:
