@@ -9,9 +9,9 @@ from weft.core.policies.auto import Auto as Auto
 from weft.core.policies.config import DEFAULT_POLICY as DEFAULT_POLICY
 from weft.core.policies.config import PolicyConfig as PolicyConfig
 from weft.core.policies.fair_shares.fair import Fair as Fair
-from weft.core.policies.fcfs import Fcfs as Fcfs
 from weft.core.policies.learned import Learned as Learned
-from weft.core.policies.oracles import Srpt as Srpt
+from weft.core.policies.orders import Fcfs as Fcfs
+from weft.core.policies.orders import Srpt as Srpt
 from weft.core.policies.papers.astraea import Astraea as Astraea
 from weft.core.policies.papers.multilevel import DEFAULT_BETA as DEFAULT_BETA
 from weft.core.policies.papers.multilevel import Atlas as Atlas

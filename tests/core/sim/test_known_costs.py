@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from weft.core.policies import StepCosts
-from weft.core.policies.fcfs import Fcfs
+from weft.core.policies.orders import Fcfs
 from weft.core.policies.policy import PolicyEvent
 from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim import StepTime

@@ -1,4 +1,5 @@
-"""Policies that know the future, for simulation only: bounds for what a policy could reach."""
+"""Policies that are one order of calls, without queues: the plain rivals, and for simulation only those that know the
+future, as bounds for what a policy could reach."""
 
 from __future__ import annotations
 
@@ -9,7 +10,42 @@ from typing import Any, Self
 from weft.core.policies.policy import Policy, register
 from weft.core.policies.view import Call, Rank
 
-__all__ = ["Sjf", "Srpt"]
+
+@register("fcfs", "first come, first served: vLLM's own order")
+class Fcfs(Policy):
+    """One queue, no quantum, no promotion, no preemption."""
+
+    ranks_follow_prompts = False
+    preempts = False  # a running call stays, even when an earlier call becomes ready after it
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order = itertools.count()
+
+    def rank(self, call: Call, now_s: float) -> Rank:
+        return Rank(0, next(self._order))
+
+
+@register("priority", "first come, first served by program: a program's calls go before those of later ones")
+class Priority(Policy):
+    """What a user of stock vLLM can do for programs by giving each call a priority.
+
+    A program's calls go before those of programs that arrived later at this engine. Calls of one program are first
+    come, first served.
+    Like vLLM's `--scheduling-policy priority`, the policy orders only the waiting calls. Calls are preempted only when
+    KV blocks run out, those of the latest program first.
+    """
+
+    ranks_follow_prompts = False
+    ranks_follow_time = False
+    preempts = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order = itertools.count()
+
+    def rank(self, call: Call, now_s: float) -> Rank:
+        return Rank(0, call.program.arrival_order, next(self._order))
 
 
 @register("sjf", "shortest call first, which knows the output lengths", simulation_only=True)
