@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from weft.core.policies import Policy
@@ -15,63 +16,52 @@ from weft.core.sim.settings import SimSettings
 from weft.core.sim.sim_programs import SimCall
 
 
+@dataclass(eq=False, slots=True)
 class Executions:
     """Begins, interrupts and ends the executions of a replica's calls. An execution is a stay in the batch."""
 
-    def __init__(
-        self,
-        number: int,
-        policy: Policy,
-        settings: SimSettings,
-        counts: Counts,
-        *,
-        kv: KvCache,
-        batch: RunningBatch,
-        charges: Charges,
-        on_execution: Callable[[Execution], None] | None,
-    ) -> None:
-        self._number = number
-        self._policy = policy
-        self._settings = settings
-        self._counts = counts
-        self._kv = kv
-        self._batch = batch
-        self._charges = charges
-        self._on_execution = on_execution
-        self._swapped = 0  # tokens of preempted calls to copy with the next step
+    number: int
+    policy: Policy
+    settings: SimSettings
+    counts: Counts
+    kv: KvCache
+    batch: RunningBatch
+    charges: Charges
+    on_execution: Callable[[Execution], None] | None
+    swapped: int = 0  # tokens of preempted calls to copy with the next step
 
     def take_copied(self) -> int:
         """The tokens that are copied with the next step, to host memory or back. They count as copied from now on."""
-        swapped, self._swapped = self._swapped, 0
-        return swapped + self._kv.take_copied()
+        swapped, self.swapped = self.swapped, 0
+        return swapped + self.kv.take_copied()
 
     def begin(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
 
         `segment` is the cached segment in which the call's prefix ends.
         """
-        spec, counts, tokens = call.spec, self._counts, call.context_tokens
-        call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps
+        spec, counts, tokens = call.spec, self.counts, call.context_tokens
+        call.resumed = not math.isnan(call.started_s) and not self.settings.unit_steps
         if not call.resumed:
             counts.prompt += spec.prompt_tokens
             counts.prefix_hits += hit
             call.cached_tokens = min(hit, spec.prompt_tokens)
-            self._kv.call_began(call, now_s - call.queued_since_s)
-        self._swapped += max(0, call.swapped - hit)
-        call.swapped, copy_s = self._kv.load(call, max(hit, call.swapped))
+            self.kv.call_began(call, now_s - call.queued_since_s)
+        self.swapped += max(0, call.swapped - hit)
+        call.swapped, copy_s = self.kv.load(call, max(hit, call.swapped))
         call.ready_s = now_s + copy_s
         if call.resumed:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:
             known = self._known_tokens(call)
-            call.known_tokens = known if self._settings.shares_prefixes else 0
+            call.known_tokens = known if self.settings.shares_prefixes else 0
             counts.again += max(0, known - call.swapped)
-        self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
-        if self._settings.shares_prefixes:
-            call.segment = self._kv.reserve_call(call, segment, hit, tokens)
+        self.kv.unfilled += 0 if self.settings.unit_steps else call.tokens_to_compute(hit)
+        if self.settings.shares_prefixes:
+            call.segment = self.kv.reserve_call(call, segment, hit, tokens)
         else:
-            call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
-        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
+            call.segment = self.kv.reserve(call.kv_key, segment, hit, tokens)
+        call.prefill_left = 0 if self.settings.unit_steps else call.tokens_to_compute(hit)
         call.swapped = 0
         call.running = True
         call.total_wait_s += now_s - call.queued_since_s
@@ -79,7 +69,7 @@ class Executions:
 
     def _known_tokens(self, call: SimCall) -> int:
         """The tokens of a call's prompt whose KV its parent has left, in full blocks if these are counted."""
-        spec, block_tokens = call.spec, self._settings.block_tokens
+        spec, block_tokens = call.spec, self.settings.block_tokens
         known = min(spec.shared_prefix_tokens, spec.prompt_tokens)
         if block_tokens > 1:
             parent = call.owner.spec.calls[call.owner.index_of[spec.parents[0]]]
@@ -88,51 +78,49 @@ class Executions:
 
     def preempt(self, call: SimCall, now_s: float) -> None:
         """Preempt a running call. Its KV is unpinned, and before that copied to host memory if the engines swap."""
-        self._counts.preemptions += 1
+        self.counts.preemptions += 1
         if call.stalled:
             self.go_on(call, now_s)
         if call.end_step >= 0:
-            self._charges.decode(call, now_s)
+            self.charges.decode(call, now_s)
         segment = cast("Segment", call.segment)
-        self._kv.trim(segment, call.prefill_left)
-        if self._settings.swaps:
+        self.kv.trim(segment, call.prefill_left)
+        if self.settings.swaps:
             call.swapped = max(0, call.context_tokens - max(1, call.prefill_left))
-            saved = self._kv.save(call, call.swapped)
-            self._counts.swapped += saved
-            self._swapped += saved
+            saved = self.kv.save(call, call.swapped)
+            self.counts.swapped += saved
+            self.swapped += saved
         self.end(call, now_s)
-        self._kv.call_preempted(call, segment)
+        self.kv.call_preempted(call, segment)
         call.queued_since_s = now_s
-        self._policy.preempt(call, now_s)
+        self.policy.preempt(call, now_s)
 
     def stall(self, call: SimCall, now_s: float) -> None:
         """Calls of better rank use up the tokens of the next step."""
         call.stalled, call.queued_since_s = True, now_s
-        self._policy.stall(call, now_s)
+        self.policy.stall(call, now_s)
 
     def go_on(self, call: SimCall, now_s: float) -> None:
         """A call that stalled gets tokens again."""
         call.stalled = False
         call.total_wait_s += now_s - call.queued_since_s
-        self._policy.go_on(call, now_s)
+        self.policy.go_on(call, now_s)
 
     def end(self, call: SimCall, now_s: float) -> None:
         """A call leaves the batch."""
-        self._batch.remove(call)
+        self.batch.remove(call)
         call.running = False
         self._release(call)
         call.segment = None
-        if self._on_execution is not None:
-            self._on_execution(
-                Execution(call.owner.spec.program, call.spec.call_id, self._number, call.started_s, now_s)
-            )
+        if self.on_execution is not None:
+            self.on_execution(Execution(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s))
 
     def _release(self, call: SimCall) -> None:
         """Unpin a call's KV. The tokens of its last block are dropped unless the block is full, as in vLLM."""
-        segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
+        segment, block_tokens = cast("Segment", call.segment), self.settings.block_tokens
         if block_tokens > 1:
             computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
-            self._kv.trim(segment, segment.end - computed // block_tokens * block_tokens)
-        if self._settings.shares_prefixes:
-            self._kv.name_output(call, segment)
-        self._kv.release(segment)
+            self.kv.trim(segment, segment.end - computed // block_tokens * block_tokens)
+        if self.settings.shares_prefixes:
+            self.kv.name_output(call, segment)
+        self.kv.release(segment)

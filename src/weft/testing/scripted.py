@@ -6,6 +6,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.core.accounts import Account
@@ -106,26 +107,17 @@ class ScriptedEngine(FrontEnd):
         return f"<weft.testing.ScriptedEngine {self.engine_id} {len(self.calls)} calls>"
 
 
+@dataclass(eq=False)
 class _ScriptedChat:
     """Takes the place of vLLM's chat endpoint."""
 
-    def __init__(
-        self,
-        script: Script,
-        latency_s: float,
-        clock: FakeClock,
-        *,
-        waits: bool,
-        max_model_len: int,
-        on_account: Callable[[CallId, Account], None],
-    ) -> None:
-        self._script = script
-        self._latency_s = latency_s
-        self._clock = clock
-        self._waits = waits
-        self._on_account = on_account
-        self.waiting = 0  # calls that wait for the clock
-        self.max_model_len = max_model_len
+    script: Script
+    latency_s: float
+    clock: FakeClock
+    waits: bool
+    max_model_len: int
+    on_account: Callable[[CallId, Account], None]
+    waiting: int = 0  # calls that wait for the clock
 
     # -- what the front end asks of an endpoint
 
@@ -192,18 +184,18 @@ class _ScriptedChat:
                 f"is {self.max_model_len} tokens."
             )
         assert request.identity is not None  # noqa: S101  only a request that is counted has none
-        reply = self._script.reply(request.given, request.identity)
-        number = len(self._script.calls)
+        reply = self.script.reply(request.given, request.identity)
+        number = len(self.script.calls)
         words = reply.content.split(" ") if reply.content else []
-        latency_s = (self._latency_s if reply.latency_s is None else reply.latency_s) + reply.token_s * len(words)
-        if self._waits:
+        latency_s = (self.latency_s if reply.latency_s is None else reply.latency_s) + reply.token_s * len(words)
+        if self.waits:
             self.waiting += 1
             try:
-                await self._clock.sleep(latency_s)
+                await self.clock.sleep(latency_s)
             finally:
                 self.waiting -= 1
         else:
-            self._clock.advance(latency_s)
+            self.clock.advance(latency_s)
         if reply.error is not None:
             raise reply.error
         limit = limit or len(words)
@@ -222,7 +214,7 @@ class _ScriptedChat:
             ]
         output = max(1, min(len(words), limit))
         account = Account(service_s=latency_s, prompt_tokens=prompt, output_tokens=output)
-        self._on_account(CallId(request.request_id), account)
+        self.on_account(CallId(request.request_id), account)
         usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
         return message, usage, "tool_calls" if reply.tool_calls else "length" if is_cut else "stop"
 
