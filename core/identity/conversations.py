@@ -20,9 +20,10 @@ _MOST_IDS: Final = 1_000  # that are looked for in texts
 _MOST_CHARACTERS: Final = 1 << 20  # of texts that are searched for ids, the latest first
 _MOST_ARGUMENTS: Final = 16  # of a tool call
 _STEP_CHARACTERS: Final = 40  # of a line that is taken for a step of a plan
+_ENTRY_CHARACTERS: Final = 32  # of an entry of a list that is taken for one
 _MOST_STEPS: Final = 32
 _BULLETS: Final = "0123456789.)*-\u2022 "
-_QUOTED: Final = re.compile(r'"([^"\\\n]{40,})"')
+_QUOTED: Final = re.compile(r'"([^"\\\n]{32,})"')
 
 
 class Said(NamedTuple):
@@ -76,8 +77,26 @@ def arguments_of(item: Item) -> Iterator[str]:
 def steps_in(text: str) -> list[str]:
     """The long lines of a text, without their numbers or dots, and the long texts in quotation marks, as in JSON."""
     lines = (line.strip().lstrip(_BULLETS) for line in islice(text.splitlines(), _MOST_STEPS))
-    quoted = islice(_QUOTED.finditer(text), _MOST_STEPS)
-    return [each for each in (*lines, *(found[1] for found in quoted)) if len(each) >= _STEP_CHARACTERS]
+    return [each for each in (*lines, *_quoted_in(text)) if len(each) >= _STEP_CHARACTERS]
+
+
+def entries_in(text: str) -> list[str]:
+    """The entries of a list, without their numbers or dots, and the texts in quotation marks, as in JSON."""
+    lines = map(str.strip, islice(text.splitlines(), _MOST_STEPS))
+    entries = (line.lstrip(_BULLETS) for line in lines if line and line[0] in _BULLETS)
+    return [each for each in (*entries, *_quoted_in(text)) if len(each) >= _ENTRY_CHARACTERS]
+
+
+def quotes_in(text: str) -> Iterator[str]:
+    """What may be an entry of another list in the first lines of a text: alone or behind a label, not in a list."""
+    for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)):
+        if line and line[0] not in _BULLETS:
+            yield from (line, line.partition(": ")[2].lstrip(_BULLETS))
+    yield from _quoted_in(text)
+
+
+def _quoted_in(text: str) -> Iterator[str]:
+    return (found[1] for found in islice(_QUOTED.finditer(text), _MOST_STEPS))
 
 
 def values_in(text: str) -> list[str]:

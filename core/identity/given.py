@@ -140,6 +140,11 @@ class GivenAnswer:
         else:
             self.is_crowded = True
 
+    def give_up(self, key: int) -> None:
+        """A later answer of its program has the same piece, as a draft that was mended has."""
+        at = self.keys.index(key)
+        del self.keys[at], self.places[at]
+
     def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
         """The programs that were given it as an answer to one of some questions, if that is no client's example.
 

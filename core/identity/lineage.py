@@ -18,7 +18,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
+from weft.core.identity.conversations import (
+    CALL_ID,
+    Said,
+    arguments_of,
+    entries_in,
+    ids_in,
+    is_answer,
+    steps_in,
+    without_system,
+)
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     KEPT_BYTES,
@@ -37,6 +46,7 @@ from weft.core.identity.given import (
     searched_texts,
     texts_of,
 )
+from weft.core.identity.handed import Handed, HandedText
 from weft.core.identity.items import Digest, Item, digest_of
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
@@ -54,6 +64,7 @@ _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at, and items 
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
 _LONG_CHARACTERS: Final = 80
+_LINE_BYTES: Final = 40  # folded, of the end of the last line of a prompt
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
 _NEW_KEYS: Final = 4  # of a prompt that nobody else was told
 
@@ -78,14 +89,7 @@ class _Given(NamedTuple):
     """A tool call that a program was given."""
 
     program_id: ProgramId
-    handed: tuple[Digest, ...]  # the short texts in it, which may become another agent's task until it returns
-
-
-class _Task(NamedTuple):
-    """A text that a model handed to an agent."""
-
-    program_id: ProgramId
-    kind: str  # of the agent; "" if the call does not say
+    handed: list[Digest]  # the short texts in it, which may become another agent's task until it returns
 
 
 class _System(NamedTuple):
@@ -148,7 +152,7 @@ class Lineage:
         self._answers = Recent(most_states, GivenAnswer.size, lambda each: self._written.drop(each.keys))
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
-        self._handed: Recent[_Task] = Recent(most_states)  # texts of calls that have not returned
+        self._handed = Handed(most_states, is_open)
         self._agents: Recent[list[tuple[Sample, str]]] = Recent(most_states, len)  # of a program: system prompt, kind
         self._told = Told()
         self._unknown: Recent[ProgramId] = Recent(most_states)  # told more than was read: their texts are no evidence
@@ -182,7 +186,7 @@ class Lineage:
         if found.program_id is None and not found.is_doubtful:
             others = [item for item in said.items if not is_answer(item)]
             searched = self._new(asked, others) if found.is_mixed else told
-            task = self._task(asked, searched.items)
+            task = self._handed.find(scope, start, searched.items, searched.text)
             found = _Found(
                 Source.LINEAGE, task.program_id if task else self._by_text(asked, searched, is_mixed=found.is_mixed)
             )
@@ -285,7 +289,8 @@ class Lineage:
             return _Found(source, found)
         if is_one_of_twins:
             return _Found(is_doubtful=True)
-        return self._by_exchanges(asked)
+        found = self._judged(asked)
+        return self._by_exchanges(asked) if found is None else _Found(Source.LINEAGE, found, len(said.items))
 
     def _answerer(self, asked: _Asked) -> ProgramId | None:
         """The program that was given the latest answer of a conversation, which its client has cut or added to."""
@@ -301,6 +306,15 @@ class Lineage:
             if min(len(text), len(known)) >= SHORT_BYTES and (text.startswith(known) or known.startswith(text))
         }
         return next(iter(found)) if len(found) == 1 and SEVERAL not in found else None
+
+    def _judged(self, asked: _Asked) -> ProgramId | None:
+        """The program whose latest answer a request ends with, behind its question: another agent is to judge it."""
+        items = asked.said.items
+        begin = next((place + 1 for place in reversed(range(len(items))) if not is_answer(items[place])), 0)
+        questions = list(takewhile(lambda item: not is_answer(item), reversed(items[:begin])))
+        owners = self._owners(asked, items[begin:], without_system(questions)) if begin < len(items) else {}
+        found = [each for each, had in owners.items() if had.next is None and self._is_open(each)]
+        return found[0] if len(owners) == len(found) == 1 else None
 
     def _by_exchanges(self, asked: _Asked) -> _Found:
         """The program that had the latest exchanges of a conversation, if no other program had them."""
@@ -396,14 +410,6 @@ class Lineage:
         values = pieces_of(text)
         return _Told(items, text, values, keys_of(asked.scope, values), is_whole)
 
-    def _task(self, asked: _Asked, told: list[Item]) -> _Task | None:
-        """What a request has from a model that hands it to an agent; None: nothing."""
-        for text in (text for item in reversed(told) if item[:2] == ("message", "user") for text in texts_of(item)):
-            found = self._handed.get(asked.scope, asked.key("handed", text))
-            if found is not None and found.program_id != SEVERAL and self._is_open(found.program_id):
-                return found
-        return None
-
     def _agent(self, asked: _Asked, program_id: ProgramId, kind: str) -> tuple[int, str]:
         """The number of an agent in its program, by its system prompt, and its kind. `kind` is what the call says that
         has started it."""
@@ -491,8 +497,7 @@ class Lineage:
         for item in items:
             given = self._calls.get(asked.scope, asked.key("call id", item[1])) if item[0] == "result" else None
             if given is not None and given.program_id == program_id:
-                for digest in given.handed:
-                    self._handed.pop(asked.scope, digest)
+                self._handed.drop(asked.scope, given.handed)
 
     def _note_given(self, scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId) -> None:
         """Note how an answer to a prompt begins, for a client that cuts it or adds to it."""
@@ -518,7 +523,7 @@ class Lineage:
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
                 self._note_text(scope, placed, digest_of(key + question.user.head, "exchange"), "", question)
-            self._hand_on(scope, placed, steps_in(text))
+            self._hand(scope, placed, steps_in(text), entries_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
@@ -526,23 +531,21 @@ class Lineage:
         texts = [text for text in arguments_of(item) if len(text) >= SHORT_BYTES]
         for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
-        handed = self._hand_on(scope, placed, [*texts, *steps_in(item[3])], kind)
+        handed = self._hand(scope, placed, [*texts, *steps_in(item[3])], entries_in(item[3]), kind)
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
             self._calls.put(scope, digest, _Given(owner, handed))
 
-    def _hand_on(self, scope: str, placed: Placed, texts: Iterable[str], kind: str = "") -> tuple[Digest, ...]:
+    def _hand(self, scope: str, placed: Placed, texts: list[str], entries: list[str], kind: str = "") -> list[Digest]:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
-        said, owner = placed.said, placed.identity.program_id
+        said = placed.said
         assert said is not None  # noqa: S101  see `answered`
-        new = (text for text in texts if not self._is_told(scope, text, said))
-        handed = tuple(digest_of(placed.start, "handed", text) for text in new)
-        for digest in handed:
-            task = self._handed.get(scope, digest)
-            self._handed.put(scope, digest, _Task(SEVERAL if task and task.program_id != owner else owner, kind))
-        return handed
+        told = [*texts_of(next(_told_before(said.items, len(said.items)), ("other",)))]
+        asked = folded(told[-1][-_GIVEN_BYTES:].rstrip().rpartition("\n")[2])[-_LINE_BYTES:] if told else b""
+        new = ([text for text in each if not self._is_told(scope, text, said)] for each in (texts, entries))
+        return self._handed.add(scope, placed.start, HandedText(placed.identity.program_id, kind, asked), *new)
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
@@ -559,16 +562,23 @@ class Lineage:
             self._answers.put(scope, key, answer)
         size = answer.size()
         unknown = self._unknown.get(scope, digest_of(b"unknown", program_id))
-        is_known = program_id in answer.owners or unknown is not None
+        was_known = program_id in answer.owners or unknown is not None
         answer.add(program_id, question)
-        if not is_known and len(answer.text) >= PIECE:
+        if not was_known and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
-            is_told = self._told.has(scope, values).tolist()
-            every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
-            for piece, place, was_told in every:
-                other = self._written.get(piece)
-                is_own = other is not None and program_id in other.owners
-                if not is_own and (not was_told or piece in self._written) and piece not in answer.keys:
+            is_told, pieces = self._told.has(scope, values).tolist(), keys_of(scope, values)
+            is_own = [other is not None and [*other.owners] == [program_id] for other in map(self._written.get, pieces)]
+            is_draft = 2 * sum(is_own) > len(pieces)  # of what the model has mended: it stands for that from now on
+            for piece, place, was_told in zip(pieces, places_of(answer.text, values), is_told, strict=True):
+                other, is_known = self._written.get(piece), piece in self._written
+                if is_draft and other is not None and other is not answer and [*other.owners] == [program_id]:
+                    size += other.size()
+                    other.give_up(piece)
+                    size -= other.size()
+                    self._written.drop((piece,))
+                elif other is not None and program_id in other.owners:
+                    continue
+                if (is_known or not was_told) and piece not in answer.keys:
                     answer.keys.append(piece)
                     answer.places.append(place)
                     self._written.put((piece,), answer)

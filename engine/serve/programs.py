@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity
-from weft.core.identity.idle import IdleTimes
 from weft.core.ids import CallId, IdSource, ProgramId, SessionId, ThreadId, check_id
+from weft.core.prediction.idle import IdleTimes
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Program
 from weft.engine.multi import AsyncMultiLLMEngine

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -745,6 +747,62 @@ def test_a_step_of_a_plan_is_in_the_program() -> None:
     server = Server()
     first = server.call(prompted("You plan.", f"Say again: {steps[0]}"), steps[0])
     assert server.call(prompted("You do one thing.", steps[0]), "b") != first
+
+
+@pytest.mark.parametrize("plan", ["1. {}\n2. {}", '{{"steps": ["{}", "{}"]}}', "Here it is:\n- {}\n* {}"])
+def test_a_step_of_a_plan_may_stand_in_a_template(plan: str) -> None:
+    """Also if it is too short to be found wherever it stands."""
+    steps = "Look up when the boats came to Rome.", "Write a sentence about the boats."
+    asked = prompted("You plan.", "Tell me about the boats of Rome, please.")
+    server = Server()
+    first = server.call(asked, plan.format(*steps))
+    found = [server.call(prompted("Do it.", f"Step: {step}\nSo far: nothing"), step[:9]) for step in steps]
+    assert found == [first, first]
+    assert server.call(prompted("Do it.", f"Now:\n{steps[1]}\nGo on."), "In May.") == first
+
+
+def test_a_step_of_a_plan_in_a_template_may_be_no_evidence() -> None:
+    """As where it stands in an example or in a list, or where several programs or nobody's question explain it."""
+    step = "Look up when the boats came to Rome."
+    plan, question = f"1. {step}\n2. Write about them.", "Tell me about the boats of Rome, please."
+    server = Server()
+    first = server.call(prompted("You plan.", question), plan)
+    assert server.call(prompted("s", f"An example:\n{question}\nStep: {step}\nNow of Oslo."), "a") != first
+    assert server.call(prompted("s", f"What is this?\n1. {step}"), "b") != first
+    assert server.call(prompted("s", f"Step: {step}"), "d") == first
+    server.call(prompted("You plan.", "How did the boats come to Rome?"), plan)
+    assert server.call(prompted("t", f"Step: {step}"), "e") != first
+    server = Server()
+    first = server.call(prompted("You plan.", "Boats?"), plan)
+    assert server.call(prompted("s", f"Step: {step}"), "f") != first
+
+
+def test_a_draft_that_was_mended_is_found_in_a_template() -> None:
+    """Most of it is the earlier draft's, and what was said about that does not come back."""
+    server, asked = Server(), prompted("You write.", "Write an essay on moss.")
+    drafts = [f"Moss is green, draft {n}; it likes shade and rain, and it has no roots, only threads." for n in "123"]
+    programs = [server.call(asked, drafts[0])]
+    for before, draft in pairwise(drafts):
+        complaint = f"{draft[15:22]} is too short, and where are the spores?"
+        programs.append(server.call(prompted("You grade.", f"Grade this ({before}) from one to ten."), complaint))
+        programs.append(server.call([*asked, *said("", before, complaint)[1:]], draft))
+    programs.append(server.call(prompted("You grade.", f"Grade this ({drafts[-1]}) from one to ten."), "Ten."))
+    assert set(programs) == {programs[0]}
+
+
+def test_an_answer_that_is_to_be_judged_stands_at_the_end() -> None:
+    """However short it is. Once its program has gone on, or if two were given it, nobody can say whose it is."""
+    server, question = Server(), "Name a fish."
+    judge = [*prompted("Judge.", question), {"role": "assistant", "content": "An eel."}]
+    first = server.call(prompted("Write.", question), "An eel.")
+    assert server.call([*judge[:-1], {"role": "assistant", "content": "An owl."}], "Bad.") != first
+    assert server.call(judge, "Good.") == first
+    assert server.call(prompted("Write.", question, "An eel.", "Another one."), "A cod.") == first
+    other = [*prompted("Rate.", question), {"role": "assistant", "content": "An eel."}]
+    assert server.call(other, "Good.") != first
+    server = Server()
+    known = {server.call(prompted(system, question), "An eel.") for system in ("Write.", "Say.")}
+    assert server.call(judge, "Good.") not in known
 
 
 def test_an_exchange_that_was_never_had_is_another_program() -> None:

@@ -10,8 +10,8 @@ import pytest
 from weft.core.accounts import Account
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity, Source
-from weft.core.identity.idle import LONGEST_S, SHORTEST_S
 from weft.core.ids import ProgramId
+from weft.core.prediction.idle import LONGEST_S, SHORTEST_S
 from weft.core.process_rows import ProgramRow, ProgramState
 from weft.core.program.idle import IdlePrograms
 from weft.core.testing import FakeClock, RecordingBackend

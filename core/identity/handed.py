@@ -1,0 +1,71 @@
+"""Texts that models hand to agents: arguments of tool calls, steps of plans, and entries of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from weft.core.identity.conversations import quotes_in
+from weft.core.identity.given import SHORT_BYTES, texts_of
+from weft.core.identity.items import Digest, Item, digest_of
+from weft.core.identity.recent import Recent
+from weft.core.identity.states import SEVERAL
+from weft.core.ids import ProgramId
+
+
+class HandedText(NamedTuple):
+    """A text that a model handed to an agent."""
+
+    program_id: ProgramId
+    kind: str  # of the agent; "" if the call does not say
+    asked: bytes  # the end of what the model was told, folded
+
+
+class Handed:
+    """The texts of answers that may become an agent's task, until their tool call returns.
+
+    Args:
+        most: How many are kept.
+        is_open: Whether a program has not ended.
+    """
+
+    def __init__(self, most: int, is_open: Callable[[ProgramId], bool]) -> None:
+        self._is_open = is_open
+        self._tasks: Recent[HandedText] = Recent(most)
+
+    def add(self, scope: str, start: Digest, task: HandedText, texts: list[str], entries: list[str]) -> list[Digest]:
+        """Note texts that may be a whole message, and entries that may stand in one. Returns their digests."""
+        digests = [digest_of(start, way, text) for way, each in (("text", texts), ("entry", entries)) for text in each]
+        for digest in digests:
+            known = self._tasks.get(scope, digest)
+            is_only = known is None or known.program_id == task.program_id
+            self._tasks.put(scope, digest, task if is_only else task._replace(program_id=SEVERAL))
+        return digests
+
+    def drop(self, scope: str, digests: Iterable[Digest]) -> None:
+        """Their tool call has returned, so they are nobody's task any more."""
+        for digest in digests:
+            self._tasks.pop(scope, digest)
+
+    def find(self, scope: str, start: Digest, items: list[Item], told: bytes) -> HandedText | None:
+        """What a request has of one program: a message of the user, or an entry of a list in it.
+
+        An entry is no evidence beside the end of what its model was told, as in an example, or if that was too short
+        to tell.
+
+        Args:
+            items: What is new in the request.
+            told: All texts of these items, folded.
+        """
+        texts = [text for item in reversed(items) if item[:2] == ("message", "user") for text in texts_of(item)]
+        whole = (self._get(scope, digest_of(start, "text", text)) for text in texts)
+        if (task := next(filter(None, whole), None)) is not None:
+            return task
+        entries = (self._get(scope, digest_of(start, "entry", each)) for text in texts for each in quotes_in(text))
+        found = {task.program_id: task for task in entries if task is not None}
+        tasks = [task for task in found.values() if len(task.asked) >= SHORT_BYTES and task.asked not in told]
+        return tasks[0] if len(found) == len(tasks) == 1 else None
+
+    def _get(self, scope: str, digest: Digest) -> HandedText | None:
+        task = self._tasks.get(scope, digest)
+        return task if task and task.program_id != SEVERAL and self._is_open(task.program_id) else None
