@@ -180,11 +180,11 @@ test-core: setup
 # In two processes as well: what starts engines one after another, and commands in the background, simulations beside them.
 test-slow-engines test-slow-commands: export MAKEFLAGS :=
 test-slow-engines:
-	@$(BIN)/python -m pytest -m "slow and engine and not (background or simulated)"
+	@$(BIN)/python -m pytest -m "slow and engine and not (background or simulated or soak)"
 
 test-slow-commands:
 	@mkdir -p build
-	@$(BIN)/python -m pytest -m "slow and (background or simulated or not engine)" >build/$@.txt 2>&1
+	@$(BIN)/python -m pytest -m "slow and not soak and (background or simulated or not engine)" >build/$@.txt 2>&1
 
 # For vLLM's second model runner, the default on a GPU. Without a GPU its kernels are interpreted.
 build/triton/.installed: requirements/triton.txt $(VENV)/.built
@@ -197,7 +197,7 @@ ifeq ($(T),)
 	@$(MAKE) --no-print-directory -j 2 -k test-slow-engines test-slow-commands; failed=$$?; \
 	  cat build/test-slow-commands.txt; exit $$failed
 else
-	@$(BIN)/python -m pytest -m slow $(T)
+	@$(BIN)/python -m pytest -m "slow and not soak" $(T)
 endif
 
 simulate: setup

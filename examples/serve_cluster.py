@@ -104,6 +104,7 @@ class Agent:
 def cluster() -> Iterator[Any]:
     """A head without room for a replica, and two nodes with room for one each. Who has no token is refused."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
+    os.environ.update(RAY_worker_niceness="0")  # or the rest of this machine would come first
     from ray.cluster_utils import Cluster
 
     # Sockets need a short path, and nodes that end may still write.

@@ -93,5 +93,5 @@ def _probe(address: str) -> None:
 def _unreachable(address: str, error: BaseException) -> ClusterError:
     return ClusterError(
         f"no Ray cluster answers at {address!r}: {error}. `ray status --address {address}` shows its state; `ray start "
-        "--head` starts a cluster."
+        "--head` starts a cluster. One that asks for tokens answers only who has its RAY_AUTH_TOKEN."
     )

@@ -24,7 +24,7 @@ from weft.engine.http.http_errors import refuse
 from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import LoopThread, in_thread
 from weft.engine.replicas.ray.cluster import connection
-from weft.engine.serve.doors.owner import FROM_DOOR, PERIOD_S, Owner, Served, Setup
+from weft.engine.serve.doors.owner import FROM_DOOR, KEEPALIVE, PERIOD_S, Owner, Served, Setup
 from weft.engine.serve.server import Signals, listening, log_to_stderr, run, uvicorn_config
 
 _CONNECT_S: Final = 5.0
@@ -44,13 +44,13 @@ class Door:
     """The application of a door. It holds a piece of a body at a time: who reads slowly is sent to slowly.
 
     Args:
-        served: Where the owner serves; given an address at which nobody listens any more, it waits for another one.
+        served: Where the owner serves. Given an address that did not answer, it asks anew.
     """
 
     def __init__(self, served: Callable[[Served | None], Awaitable[Served]]) -> None:
         self._served = served
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_EXPIRY_S)
-        self._transport = httpx2.AsyncHTTPTransport(limits=limits)
+        self._transport = httpx2.AsyncHTTPTransport(limits=limits, socket_options=KEEPALIVE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -69,10 +69,11 @@ class Door:
             tasks[0].result()
 
     async def _carry(self, scope: Scope, body: _Body, send: Send) -> None:
-        served, response = None, None
+        served, response, end_s = None, None, asyncio.get_running_loop().time() + _MOST_S
         try:
             while response is None:
-                served = await self._served(served)
+                async with asyncio.timeout_at(end_s):
+                    served = await self._served(served)
                 with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):  # nothing was sent
                     response = await self._transport.handle_async_request(_request(scope, body, served))
         except (TimeoutError, WeftError, httpx2.TransportError) as error:
@@ -142,17 +143,17 @@ class OwnerLink:
         self._joining: asyncio.Future[None] | None = None
         self._owner: Any = None
 
-    async def served(self, dead: Served | None = None) -> Served:
-        """Where the owner serves. If that is `dead`, where nobody listens, wait for another one.
+    async def served(self, silent: Served | None = None) -> Served:
+        """Where the owner serves. If that is `silent`, which was not reached, ask anew: it may be elsewhere by now.
 
         Raises:
-            TimeoutError: There is no other one within a minute.
             EngineError: As for `Owner.join`.
         """
-        async with asyncio.timeout(_MOST_S):
-            while self._served is None or self._served == dead:
-                await self.join()
-                await asyncio.sleep(_AGAIN_S if self._served == dead else 0)
+        if self._served == silent:
+            await self.join()
+        if self._served == silent:
+            await asyncio.sleep(_AGAIN_S)
+        assert self._served is not None  # noqa: S101  `join` has set it
         return self._served
 
     async def join(self) -> None:
@@ -166,14 +167,19 @@ class OwnerLink:
         options = {"name": "weft-serve", "namespace": "weft", "lifetime": "detached", "num_cpus": 0}
         # It is started again for ever, and a join waits for that.
         options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 10_000}
-        try:
-            self._owner = await in_thread(lambda: actor.options(**options).remote(self._setup))
-            self._served = await self._owner.join.remote(self._door, self._setup.made_with)
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayError as error:
-            why = str(error).partition("\n")[0]
-            raise ClusterError(f"{why} Every node needs the same Weft and vLLM; Ray's logs say more.") from error
+        for is_last in (False, True):
+            try:
+                self._owner = await in_thread(lambda: actor.options(**options).remote(self._setup))
+                self._served = await self._owner.join.remote(self._door, self._setup.made_with)
+                return
+            except RayTaskError as error:
+                raise error.cause from None
+            except RayError as error:
+                if is_last:  # the first one may have ended with the last door that it heard of
+                    why = str(error).partition("\n")[0]
+                    raise ClusterError(
+                        f"{why} Every node needs the same Weft and vLLM; Ray's logs say more."
+                    ) from error
 
     async def keep(self) -> None:
         """Tell the owner again and again that this door lives."""
@@ -188,12 +194,22 @@ class OwnerLink:
 
     async def watch(self, hang_timeout_s: float) -> None:
         """Kill an owner that does not answer for some time: Ray, which starts it again, notices only its end. One that
-        starts has not hung, or doors would kill each new one before it could answer."""
+        starts has not hung, or doors would kill each new one before it could answer. One that this door alone cannot
+        reach serves others."""
+        served: Served | None = None
+
+        async def ping() -> None:
+            nonlocal served
+            served = await self._owner.ping.remote()
+
         while True:
             with suppress(RayError, TimeoutError):
                 async with asyncio.timeout(_MOST_START_S):
-                    await self._owner.ping.remote()
-            await until_stuck(self._owner.ping.remote, lambda: ProcessUsage(0.0, is_stopped=False), hang_timeout_s)
+                    await ping()
+            await until_stuck(ping, lambda: ProcessUsage(0.0, is_stopped=False), hang_timeout_s)
+            if served is not None and not await _answers(*served.machine):
+                get_logger().warning("the machine of the engine behind this door cannot be reached from here")
+                continue
             get_logger().warning("the engine behind this door hung, and was killed")
             await in_thread(lambda: ray.kill(self._owner, no_restart=False))
 
@@ -203,6 +219,17 @@ class OwnerLink:
             async with asyncio.timeout(_MOST_S):
                 if self._owner is not None and not await self._owner.leave.remote(self._door):
                     await in_thread(lambda: ray.kill(self._owner))
+
+
+async def _answers(host: str, port: int) -> bool:
+    """Whether a machine can be reached: its system refuses a connection if the process has ended."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    writer.close()
+    return True
 
 
 def serve_door(options: Namespace, setup: Setup, hang_timeout_s: float | None, say: Callable[[str], None]) -> None:
@@ -222,8 +249,6 @@ def serve_door(options: Namespace, setup: Setup, hang_timeout_s: float | None, s
     with log_to_stderr(), listening(options) as (address, bound), Signals() as signals:
         loop, link = LoopThread("weft-door"), OwnerLink(setup)
         try:
-            with suppress(ClusterError):  # the last door before this one was just ending it
-                loop.submit(link.join()).result()
             loop.submit(link.join()).result()
             loop.submit(link.keep())
             if hang_timeout_s is not None:

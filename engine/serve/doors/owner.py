@@ -11,7 +11,16 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from socket import IPPROTO_TCP, TCP_NODELAY, create_server
+from socket import (
+    IPPROTO_TCP,
+    SO_KEEPALIVE,
+    SOL_SOCKET,
+    TCP_KEEPCNT,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
+    TCP_NODELAY,
+    create_server,
+)
 from typing import Any, Final, NamedTuple, cast
 
 import ray
@@ -38,6 +47,11 @@ _OF_A_DOOR: Final = frozenset(
 # Replicas outlive the owner, which finds them again by their names.
 _REPLICAS: Final = {"lifetime": "detached", "namespace": "weft", "name": "weft-replica"}
 PERIOD_S: Final = 5.0
+# Either side of an exchange notices within half a minute that the other's machine is gone or cannot be reached.
+KEEPALIVE: Final = (
+    (SOL_SOCKET, SO_KEEPALIVE, 1),
+    *((IPPROTO_TCP, TCP_KEEPIDLE, 15), (IPPROTO_TCP, TCP_KEEPINTVL, 5), (IPPROTO_TCP, TCP_KEEPCNT, 3)),
+)
 _MOST_QUIET: Final = 12  # periods in which nothing is heard of a door, after which it counts as gone
 
 
@@ -75,6 +89,7 @@ class Served(NamedTuple):
 
     url: str
     secret: str  # by which it knows them
+    machine: tuple[str, int]  # its system takes connections there, however busy the owner itself is
 
 
 class FromDoors:
@@ -104,13 +119,15 @@ class Owner:
         self._setup = setup
         self._quiet = {"": 0}  # for each door the periods since it was heard; "": for the first one, until it joins
         self._serving: asyncio.Future[Served] | None = None
+        self._served: Served | None = None
         self._is_ending = False
         self._open = ExitStack()
         self._closing = asyncio.Lock()
         self._watching = asyncio.create_task(self._end_without_doors())  # Ray calls this on the actor's event loop
 
-    async def ping(self) -> None:
-        """Answer."""
+    async def ping(self) -> Served | None:
+        """Answer where it serves, if it does yet."""
+        return self._served
 
     async def join(self, door: str, made_with: Mapping[str, str]) -> Served:
         """Note that a door lives. Returns where it can send requests once the engine is ready.
@@ -155,7 +172,9 @@ class Owner:
             server.config.app = FromDoors(cast("App", server.config.app), secret)
             node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             bound = stack.enter_context(create_server((node, 0)))
-            bound.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            for option in ((IPPROTO_TCP, TCP_NODELAY, 1), *KEEPALIVE):
+                bound.setsockopt(*option)
+            machine = stack.enter_context(create_server((node, 0))).getsockname()[:2]
             running = engine.submit(server.serve(sockets=[bound]))
 
             async def stop() -> None:
@@ -164,7 +183,8 @@ class Owner:
 
             stack.callback(lambda: (engine.submit(stop()).result(), running.result()))
             self._open = stack.pop_all()
-        return Served(f"http://{node}:{bound.getsockname()[1]}", secret)
+        self._served = Served(f"http://{node}:{bound.getsockname()[1]}", secret, machine)
+        return self._served
 
     async def _end_without_doors(self) -> None:
         """End when all doors are gone: who killed them all would otherwise leave an engine that nobody can reach. Time

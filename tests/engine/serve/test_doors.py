@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from socket import create_server
+from socket import create_connection, create_server, socket
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -44,9 +45,12 @@ def reply(request):
     messages = request["messages"]
     turn = sum(each["role"] == "assistant" for each in messages)
     words = "slow " * 2000 if "slowly" in messages[-1]["content"] else "word " * 20
-    return Reply(f"{turn}: {messages[-1]['content']} " + words, token_s=0.002)
+    token_s = 1000 if messages[-1]["content"] == "some day" else 0.002
+    return Reply(f"{turn}: {messages[-1]['content']} " + words, token_s=token_s)
 """
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", **ONE_THREAD}
+# At Ray's own nice value of 15, owners would take minutes to start beside other tests.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+ENVIRONMENT = {**os.environ, **RAY, **ONE_THREAD}
 AGENTS, TURNS = 6, 6
 HANG_S = 30
 
@@ -134,8 +138,9 @@ def doors(cluster: Cluster) -> Iterator[list[Door]]:
 
 def programs(door: Door) -> dict[str, int]:
     """The calls of each open program, as a door shows them."""
-    shown = httpx.get(f"{door.url}/weft/programs", timeout=100).json()["programs"]
-    return {each["program_id"]: each["calls"] for each in shown}
+    answer = httpx.get(f"{door.url}/weft/programs", timeout=100)
+    assert answer.status_code == 200, answer.text
+    return {each["program_id"]: each["calls"] for each in answer.json()["programs"]}
 
 
 def ask(door: Door, messages: list[dict[str, Any]], headers: dict[str, str] | None = None) -> tuple[str, str]:
@@ -220,7 +225,7 @@ def test_a_client_that_leaves_a_door_ends_its_call(doors: list[Door]) -> None:
 
 def in_flight(door: Door, program_id: str) -> int:
     shown = httpx.get(f"{door.url}/weft/programs", timeout=100).json()["programs"]
-    return next(int(each["calls_in_flight"]) for each in shown if each["program_id"] == program_id)
+    return next((int(each["calls_in_flight"]) for each in shown if each["program_id"] == program_id), 0)
 
 
 def test_a_door_that_is_stopped_and_goes_on(doors: list[Door]) -> None:
@@ -234,6 +239,65 @@ def test_a_door_that_is_stopped_and_goes_on(doors: list[Door]) -> None:
     assert [text.partition(" word")[0] for text, _ in (first, second, third)] == ["0: one", "0: two", "0: three"]
     assert [program_id for _, program_id in (first, second, third)] == ["stopped"] * 3
     assert programs(doors[0])["stopped"] == 3
+
+
+def test_a_door_that_is_stopped_in_the_midst_of_a_stream(doors: list[Door]) -> None:
+    """The stream waits, and is whole when the door goes on. The program's next call does not wait for it."""
+    headers = {"weft-program-id": "halted"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "slowly"}], "stream": True}
+    url = f"{doors[1].url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=300) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        doors[1].process.send_signal(signal.SIGSTOP)
+        assert ask(doors[0], [{"role": "user", "content": "meanwhile"}], headers)[0].startswith("0: meanwhile ")
+        doors[1].process.send_signal(signal.SIGCONT)
+        events = [each for each in (first, *lines) if each]
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(each.removeprefix("data: ")) for each in events[:-1]]
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert text.split() == ["0:", "slowly", *["slow"] * 2000]
+    assert programs(doors[0])["halted"] == 2
+
+
+@pytest.mark.soak
+def test_the_only_door_is_stopped_for_long(cluster: Cluster, doors: list[Door]) -> None:
+    """The engine ends without a door that is heard of, and the door starts another one when it goes on."""
+    for door in doors:
+        door.process.send_signal(signal.SIGSTOP)
+    anyio.run(until, lambda: cluster.actors("Owner") == [])
+    doors[0].process.send_signal(signal.SIGCONT)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "one"}]}
+    assert answer_of(doors[0], body, {"weft-program-id": "after"}).headers["weft-program-id"] == "after"
+    doors[1].process.send_signal(signal.SIGCONT)
+    assert programs(doors[1]) == {"after": 1}
+
+
+def test_doors_and_the_owner_notice_that_the_other_is_cut_off(cluster: Cluster, doors: list[Door]) -> None:
+    """While nothing is sent, the system asks the other side of each connection whether it is there."""
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "some day"}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: door\r\nweft-program-id: waits\r\n"
+    (owner,) = cluster.actors("Owner")
+    with create_connection(("127.0.0.1", httpx.URL(doors[0].url).port or 0)) as client:
+        client.sendall(head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        anyio.run(until, lambda: in_flight(doors[1], "waits") == 1)
+        own = {(each.laddr, each.raddr) for each in owner.net_connections("tcp") if each.raddr}
+        theirs = psutil.Process(doors[0].process.pid).net_connections("tcp")
+        shared = {frozenset((each.laddr, each.raddr)) for each in theirs if (each.raddr, each.laddr) in own}
+        sides = (owner.pid, doors[0].process.pid)
+        anyio.run(until, lambda: shared.intersection(*map(kept_alive, sides)))  # the others are Ray's
+
+
+def kept_alive(pid: int) -> set[frozenset[Any]]:
+    """The connections that a process has, over which the system asks whether the other side is there."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    asked = {(row[1][-4:], row[2][-4:]) for row in rows if row[5].startswith("02:")}
+    found = [each for each in psutil.Process(pid).net_connections("tcp") if each.raddr]
+    return {
+        frozenset((each.laddr, each.raddr))
+        for each in found
+        if (f"{each.laddr.port:04X}", f"{each.raddr.port:04X}") in asked
+    }
 
 
 def test_the_owner_is_killed(cluster: Cluster, doors: list[Door]) -> None:
@@ -300,7 +364,7 @@ async def test_an_owner_ends_after_its_engine(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ray, "get_runtime_context", lambda: Namespace(current_actor="the owner"))
     begun, may_end = threading.Event(), threading.Event()
     owner = module.Owner(module.Setup({}, Namespace(), make_key_ring([], None), None, {}))
-    monkeypatch.setattr(owner, "_serve", lambda: module.Served("http://owner", "secret"))
+    monkeypatch.setattr(owner, "_serve", lambda: module.Served("http://owner", "secret", ("owner", 1)))
     await owner.join("door", {})
     owner._open.callback(lambda: (begun.set(), may_end.wait()))
     leaving = asyncio.ensure_future(owner.leave("door"))
@@ -339,6 +403,68 @@ async def test_an_owner_that_starts_is_not_taken_to_hang(monkeypatch: pytest.Mon
         asked[-1].set_result(None)
         await until(lambda owner=owner: len(killed) == owner)
     watching.cancel()
+
+
+async def test_an_owner_that_a_door_cannot_reach_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A door that is cut off from the owner's machine does not end what others use. It does when it is there again, and
+    the owner still gives no answer."""
+    import ray
+
+    from weft.engine.serve.doors import door as module
+    from weft.engine.serve.doors.owner import Served
+
+    killed: list[int] = []
+    monkeypatch.setattr(module, "_CONNECT_S", 0.01)
+    monkeypatch.setattr(ray, "kill", lambda _owner, no_restart: killed.append(len(asked)))
+    with create_server(("127.0.0.1", 0), backlog=0) as machine, socket() as only:
+        only.connect(machine.getsockname())  # its queue is full: the system drops what comes
+        asked: list[asyncio.Future[Served]] = []
+
+        def ping() -> asyncio.Future[Served]:
+            """Answered when the watch begins anew, and otherwise not."""
+            asked.append(asyncio.get_running_loop().create_future())
+            if len(asked) % 2:
+                asked[-1].set_result(Served("http://owner", "secret", machine.getsockname()))
+            return asked[-1]
+
+        setup: Any = None
+        link = module.OwnerLink(setup)
+        link._owner = Namespace(ping=Namespace(remote=ping))
+        watching = asyncio.ensure_future(link.watch(1e-3))
+        await until(lambda: len(asked) > 6)
+        assert killed == []
+        machine.listen(1000)
+        await until(lambda: killed)
+        watching.cancel()
+
+
+async def test_an_owner_that_is_there_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that a door could not pass on goes to the same owner when it can be reached."""
+    from weft.engine.serve.doors import door as module
+    from weft.engine.serve.doors.owner import Served
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhere")
+        await writer.drain()
+        writer.close()
+
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    setup: Any = None
+    link, joins, servers = module.OwnerLink(setup), count(1), []
+
+    async def join() -> None:
+        link._served = Served(f"http://127.0.0.1:{port}", "secret", ("127.0.0.1", port))
+        if next(joins) == 3:
+            servers.append(await asyncio.start_server(answer, "127.0.0.1", port))
+
+    monkeypatch.setattr(link, "_join", join)
+    monkeypatch.setattr(module, "_AGAIN_S", 1e-3)
+    transport = httpx.ASGITransport(module.Door(link.served))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        assert (await client.get("/health")).text == "here"
+    servers[0].close()
 
 
 async def test_only_doors_reach_the_owner() -> None:
