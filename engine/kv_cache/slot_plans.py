@@ -87,9 +87,7 @@ class Executed:
     number: int
     lost: tuple[int, ...] = ()  # slots that were to be written, and hold nothing valid
     unread: tuple[int, ...] = ()  # slots that could not be read
-    refused: tuple[
-        int, ...
-    ] = ()  # slots that were not read, because the kernel refused the call; they hold what they did
+    refused: tuple[int, ...] = ()  # slots that were not read, because the kernel refused; they hold what they did
 
     def together(self, other: Executed) -> Executed:
         """Of two workers that carried out the same plan."""

@@ -159,9 +159,8 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         self.finish(run_id, None)
 
     def _error(self, error: BaseException, *, run_id: UUID, **_kwargs: Any) -> None:
-        if any(
-            kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__
-        ):  # compared by name, since LangGraph may not be installed
+        # Compared by name, since LangGraph may not be installed.
+        if any(kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__):
             program = self.program_of(run_id)
             if program is not None:
                 program.reports.note_human(run_id)

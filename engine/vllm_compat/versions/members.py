@@ -340,9 +340,8 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.engine.core_client.InprocClient": Uses(read="engine_core"),
     "vllm.v1.engine.core.EngineCore": Uses(read="scheduler"),
     "vllm.v1.engine.core.EngineCoreProc": Uses(
-        called={
-            "_handle_client_request": "(self, request_type, request) -> None"
-        }  # not by Weft: it fetches the attribute that a utility call names
+        # Not by Weft: it fetches the attribute that a utility call names.
+        called={"_handle_client_request": "(self, request_type, request) -> None"}
     ),
     # -- the chat serving layer
     "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat": Uses(
