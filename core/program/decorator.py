@@ -143,11 +143,21 @@ def program(function: Any = None, /, **options: Any) -> Any:
     Args:
         name: shown in the process table. Default: the function's name.
         session_id: the session that all runs belong to. Default: a new session for each run.
-        **options: as for `weft.Program`: `tenant`, `timeout_s`, `deadline_s`, `tags`, `metadata` and `graph`.
+        tenant: the user or customer that the run is for.
+        timeout_s: seconds that a run may take from its first call on. Then its calls are aborted and raise
+            `DeadlineError`. Default: that of the engine.
+        deadline_s: seconds from its first call on after which a run should have ended. Policies such as `fair` try to
+            keep it. Nothing is aborted.
+        tags: shown in traces and passed to the framework.
+        metadata: shown in traces and passed to the framework.
+        graph: the steps that the program may take, for forecasts before 30 programs of its name have ended: a compiled
+            LangGraph graph, or the `DiGraph` of an AutoGen GraphFlow. Its nodes are matched with the labels of calls.
 
     Raises:
         ProgramParameterError: the function has no such parameter, or several.
-        InvalidIdError, InvalidRequestError, ArgumentTypeError: as for `weft.Program`.
+        InvalidIdError: `session_id` or `tenant` cannot travel with a request.
+        InvalidRequestError: `timeout_s` or `deadline_s` is not a finite number above 0.
+        ArgumentTypeError: `graph` is no such graph, or has more than 255 nodes.
     """
     if function is None:
         return functools.partial(_decorate, options=options)
