@@ -22,6 +22,7 @@ _MOST_ARGUMENTS: Final = 16  # of a tool call
 _STEP_CHARACTERS: Final = 40  # of a line that is taken for a step of a plan
 _ENTRY_CHARACTERS: Final = 32  # of an entry of a list that is taken for one
 _MOST_STEPS: Final = 32
+_MOST_QUOTED: Final = 16 << 10  # characters of a message in which entries are looked for
 _BULLETS: Final = "0123456789.)*-\u2022 "
 _QUOTED: Final = re.compile(r'"([^"\\\n]{32,})"')
 
@@ -89,6 +90,7 @@ def entries_in(text: str) -> list[str]:
 
 def quotes_in(text: str) -> Iterator[str]:
     """What may be an entry of another list in the first lines of a text: alone or behind a label, not in a list."""
+    text = text[:_MOST_QUOTED]
     for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)):
         if line and line[0] not in _BULLETS:
             yield from (line, line.partition(": ")[2].lstrip(_BULLETS))

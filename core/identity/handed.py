@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from weft.core.identity.conversations import quotes_in
 from weft.core.identity.given import SHORT_BYTES, texts_of
@@ -11,6 +11,8 @@ from weft.core.identity.items import Digest, Item, digest_of
 from weft.core.identity.recent import Recent
 from weft.core.identity.states import SEVERAL
 from weft.core.ids import ProgramId
+
+_MOST_MESSAGES: Final = 16  # the latest, in which entries are looked for
 
 
 class HandedText(NamedTuple):
@@ -61,7 +63,8 @@ class Handed:
         whole = (self._get(scope, digest_of(start, "text", text)) for text in texts)
         if (task := next(filter(None, whole), None)) is not None:
             return task
-        entries = (self._get(scope, digest_of(start, "entry", each)) for text in texts for each in quotes_in(text))
+        quotes = (each for text in texts[:_MOST_MESSAGES] for each in quotes_in(text))
+        entries = (self._get(scope, digest_of(start, "entry", each)) for each in quotes)
         found = {task.program_id: task for task in entries if task is not None}
         tasks = [task for task in found.values() if len(task.asked) >= SHORT_BYTES and task.asked not in told]
         return tasks[0] if len(found) == len(tasks) == 1 else None

@@ -310,9 +310,10 @@ class Lineage:
     def _judged(self, asked: _Asked) -> ProgramId | None:
         """The program whose latest answer a request ends with, behind its question: another agent is to judge it."""
         items = asked.said.items
-        begin = next((place + 1 for place in reversed(range(len(items))) if not is_answer(items[place])), 0)
-        questions = list(takewhile(lambda item: not is_answer(item), reversed(items[:begin])))
-        owners = self._owners(asked, items[begin:], without_system(questions)) if begin < len(items) else {}
+        last = list(takewhile(is_answer, reversed(items[-_MOST_EXCHANGES:])))
+        before = reversed(items[: len(items) - len(last)][-_MOST_EXCHANGES:])
+        questions = without_system(list(takewhile(lambda item: not is_answer(item), before)))
+        owners = self._owners(asked, last, questions) if last else {}
         found = [each for each, had in owners.items() if had.next is None and self._is_open(each)]
         return found[0] if len(owners) == len(found) == 1 else None
 
