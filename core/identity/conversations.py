@@ -75,17 +75,15 @@ def arguments_of(item: Item) -> Iterator[str]:
     yield from map(text_of, values_in(item[3]))
 
 
-def steps_in(text: str) -> list[str]:
-    """The long lines of a text, without their numbers or dots, and the long texts in quotation marks, as in JSON."""
-    lines = (line.strip().lstrip(_BULLETS) for line in islice(text.splitlines(), _MOST_STEPS))
-    return [each for each in (*lines, *_quoted_in(text)) if len(each) >= _STEP_CHARACTERS]
-
-
-def entries_in(text: str) -> list[str]:
-    """The entries of a list, without their numbers or dots, and the texts in quotation marks, as in JSON."""
-    lines = map(str.strip, islice(text.splitlines(), _MOST_STEPS))
-    entries = (line.lstrip(_BULLETS) for line in lines if line and line[0] in _BULLETS)
-    return [each for each in (*entries, *_quoted_in(text)) if len(each) >= _ENTRY_CHARACTERS]
+def steps_in(text: str) -> tuple[list[str], list[str]]:
+    """The steps that a text may hand on, without numbers and dots: its long lines, and the long texts in quotation
+    marks, as in JSON. Then the entries of lists, and these texts, for which fewer characters are enough."""
+    lines = [line for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)) if line]
+    quoted = list(_quoted_in(text))
+    texts = (*(line.lstrip(_BULLETS) for line in lines), *quoted)
+    entries = (*(line.lstrip(_BULLETS) for line in lines if line[0] in _BULLETS), *quoted)
+    steps = [each for each in texts if len(each) >= _STEP_CHARACTERS]
+    return steps, [each for each in entries if len(each) >= _ENTRY_CHARACTERS]
 
 
 def quotes_in(text: str) -> Iterator[str]:

@@ -140,6 +140,10 @@ class GivenAnswer:
         else:
             self.is_crowded = True
 
+    def is_only_of(self, program_id: ProgramId) -> bool:
+        """Whether no other program's model wrote it."""
+        return len(self.owners) == 1 and program_id in self.owners
+
     def give_up(self, key: int) -> None:
         """A later answer of its program has the same piece, as a draft that was mended has."""
         at = self.keys.index(key)

@@ -18,16 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import (
-    CALL_ID,
-    Said,
-    arguments_of,
-    entries_in,
-    ids_in,
-    is_answer,
-    steps_in,
-    without_system,
-)
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     KEPT_BYTES,
@@ -311,9 +302,7 @@ class Lineage:
         """The program whose latest answer a request ends with, behind its question: another agent is to judge it."""
         items = asked.said.items
         last = list(takewhile(is_answer, reversed(items[-_MOST_EXCHANGES:])))
-        before = reversed(items[: len(items) - len(last)][-_MOST_EXCHANGES:])
-        questions = without_system(list(takewhile(lambda item: not is_answer(item), before)))
-        owners = self._owners(asked, last, questions) if last else {}
+        owners = self._owners(asked, last, _questions_before(items, len(items) - len(last))) if last else {}
         found = [each for each, had in owners.items() if had.next is None and self._is_open(each)]
         return found[0] if len(owners) == len(found) == 1 else None
 
@@ -325,8 +314,7 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         first, known, is_latest, latest = 0, 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
-            questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
+            questions = _questions_before(said.items, begin)
             owners = self._owners(asked, said.items[begin:end], questions)
             if not owners:  # nobody gave this answer, which says nothing
                 is_latest = is_latest and alive is not None
@@ -524,7 +512,7 @@ class Lineage:
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
                 self._note_text(scope, placed, digest_of(key + question.user.head, "exchange"), "", question)
-            self._hand(scope, placed, steps_in(text), entries_in(text))
+            self._hand(scope, placed, *steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
@@ -532,7 +520,8 @@ class Lineage:
         texts = [text for text in arguments_of(item) if len(text) >= SHORT_BYTES]
         for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
-        handed = self._hand(scope, placed, [*texts, *steps_in(item[3])], entries_in(item[3]), kind)
+        steps, entries = steps_in(item[3])
+        handed = self._hand(scope, placed, [*texts, *steps], entries, kind)
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
@@ -543,10 +532,14 @@ class Lineage:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
         said = placed.said
         assert said is not None  # noqa: S101  see `answered`
+        new = {text for text in {*texts, *entries} if not self._is_told(scope, text, said)}
+        if not new:
+            return []
         told = [*texts_of(next(_told_before(said.items, len(said.items)), ("other",)))]
         asked = folded(told[-1][-_GIVEN_BYTES:].rstrip().rpartition("\n")[2])[-_LINE_BYTES:] if told else b""
-        new = ([text for text in each if not self._is_told(scope, text, said)] for each in (texts, entries))
-        return self._handed.add(scope, placed.start, HandedText(placed.identity.program_id, kind, asked), *new)
+        task = HandedText(placed.identity.program_id, kind, asked)
+        texts, entries = [each for each in texts if each in new], [each for each in entries if each in new]
+        return self._handed.add(scope, placed.start, task, texts, entries)
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
@@ -568,11 +561,12 @@ class Lineage:
         if not was_known and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told, pieces = self._told.has(scope, values).tolist(), keys_of(scope, values)
-            is_own = [other is not None and [*other.owners] == [program_id] for other in map(self._written.get, pieces)]
-            is_draft = 2 * sum(is_own) > len(pieces)  # of what the model has mended: it stands for that from now on
+            known = filter(None, map(self._written.get, pieces))
+            # If most of it is the program's already, the model has mended a draft, and it stands for that from now on.
+            is_draft = 2 * sum(other.is_only_of(program_id) for other in known) > len(pieces)
             for piece, place, was_told in zip(pieces, places_of(answer.text, values), is_told, strict=True):
                 other, is_known = self._written.get(piece), piece in self._written
-                if is_draft and other is not None and other is not answer and [*other.owners] == [program_id]:
+                if is_draft and other is not None and other is not answer and other.is_only_of(program_id):
                     size += other.size()
                     other.give_up(piece)
                     size -= other.size()
@@ -653,6 +647,12 @@ def _behind(said: Said, place: int) -> bytes:
     """What is said from a place on, up to the next answer, folded."""
     told = takewhile(lambda item: not is_answer(item), islice(said.items, place, None))
     return folded_texts(list(told))
+
+
+def _questions_before(items: list[Item], place: int) -> list[Item]:
+    """What stands before an answer and behind the one before it, the latest first, without system prompts."""
+    nearest = reversed(items[max(0, place - _MOST_EXCHANGES) : place])
+    return without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
 
 
 def _told_before(items: list[Item], place: int) -> Iterator[Item]:
