@@ -31,8 +31,8 @@ class ServedModel:
 
 
 def resolved(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """The models with the paths and names that they are served by. ReplicaError: two have the same name, or one has no
-    replica. ModelNotFoundError: there is no such model."""
+    """The models with the paths and names that they are served by. Raises ReplicaError if two have the same name, or
+    one has no replica. Raises ModelNotFoundError if there is no such model."""
     found = [
         replace(each, model=path, name=each.name or path) for each in models for path in [resolve_model(each.model)]
     ]

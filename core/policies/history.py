@@ -123,8 +123,8 @@ class History:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote, without classes and programs beyond the bounds. HistoryError: it is damaged, or
-        from a newer version of Weft."""
+        """Read what `to_json` wrote, without classes and programs beyond the bounds. Raises HistoryError if it is
+        damaged, or from a newer version of Weft."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):

@@ -291,7 +291,7 @@ class Program:
 
 
 def adapter(program: Program, framework: str) -> Any:
-    """Return the object that carries a handle into a framework, the same each time. LookupError:
+    """Return the object that carries a handle into a framework, the same each time. Raises LookupError if
     `weft.integrations.<framework>` has not been imported."""
     with program.reports.shared.lock:
         if framework not in program.reports.adapted:

@@ -18,7 +18,7 @@ from weft.core.trace.measured import Measured
 
 def timelines_in(file: Path) -> Iterator[tuple[Timeline, float]]:
     """Yield the timelines of a file, a trace of an engine or what `read_graphs` reads, each with the start of its
-    program in seconds from the first one's. TraceError: it cannot be read, or does not say when calls ran."""
+    program in seconds from the first one's. Raises TraceError if it cannot be read, or does not say when calls ran."""
     if not _has_graphs(file):
         for program in read(file):
             try:

@@ -64,8 +64,8 @@ class Script:
         self._lock = threading.Lock()
 
     def reply(self, request: Mapping[str, Any], identity: CallIdentity) -> Reply:
-        """The next reply, which is raised if it is an exception. ScriptError: there is none, or it is of the wrong
-        kind."""
+        """The next reply, which is raised if it is an exception. Raises ScriptError if there is none, or it is of
+        the wrong kind."""
         with self._lock:
             self.calls.append(
                 ScriptedCall(request, identity.program_id, identity.thread_id, identity.parents, identity.call_id)

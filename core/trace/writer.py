@@ -149,7 +149,7 @@ os.register_at_fork(after_in_child=_stop_all)
 
 def prepare(path: Path) -> int:
     """Create a trace file, or check that an existing one can be written and is empty or a trace. Returns how many
-    programs it has. TraceError: it is none of that, or locked by another process for longer than 5 s."""
+    programs it has. Raises TraceError if it is none of that, or locked by another process for longer than 5 s."""
     if path.exists() and not path.is_file():
         raise TraceError(f"{path} is not a file; name a trace file to record into, or a new file.")
     try:
@@ -166,8 +166,8 @@ def prepare(path: Path) -> int:
 
 
 def append(path: Path, line: str, gives_up: threading.Event) -> None:
-    """Append a line, without its end, to a file, whole or not at all. When `gives_up` is set, the wait for the file's
-    lock ends. OSError: the file cannot be written or locked."""
+    """Append a line, without its end, to a file, whole or not at all. When `gives_up` is set, the wait for the
+    file's lock ends. Raises OSError if the file cannot be written or locked."""
     data = f"{line}\n".encode()
     with _locked(path, gives_up) as file:
         size = os.fstat(file).st_size

@@ -111,8 +111,8 @@ class Programs:
         self._hears_events = hears_events
 
     def start_session(self, info: ProgramInfo) -> None:
-        """Register a program under its session, which begins with its first program (Autellix §5). InvalidRequestError:
-        the program's metadata have a time-out that is no time."""
+        """Register a program under its session, which begins with its first program (Autellix §5). Raises
+        InvalidRequestError if the program's metadata have a time-out that is no time."""
         self.life.check_process()
         if self.life.is_closed:
             raise EngineClosedError

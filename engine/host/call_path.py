@@ -303,7 +303,7 @@ class CallPath:
             future.cancel()
 
     def _run(self, call: InFlight, coroutine: Any) -> Future[Any]:
-        """Run a call's coroutine on the engine's event loop. EngineClosedError: the engine was shut down."""
+        """Run a call's coroutine on the engine's event loop. Raises EngineClosedError if the engine was shut down."""
         try:
             call.future = self._loop.submit(coroutine)
         except EngineClosedError:  # the engine was shut down on another thread

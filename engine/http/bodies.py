@@ -82,7 +82,7 @@ class Arrivals:
     @contextmanager
     def body(self, sender: str) -> Iterator[bytearray]:
         """A body begins to arrive from a sender, the scope of its API key. When the block is left, it is complete or
-        given up, and counts no longer. ArrivingError: too many are arriving."""
+        given up, and counts no longer. Raises ArrivingError if too many are arriving."""
         if len(self) >= self._most_bodies:
             raise ArrivingError(f"{len(self)} requests", "this server")
         if self._bodies[sender] >= max(1, self._most_bodies // _SHARES):
@@ -99,7 +99,7 @@ class Arrivals:
                 del self._bodies[sender], self._bytes[sender]
 
     def hold(self, sender: str, count: int) -> None:
-        """Count bytes that have arrived. ArrivingError: they would be too many."""
+        """Count bytes that have arrived. Raises ArrivingError if they would be too many."""
         if self._all_bytes + count > self._most_bytes:
             raise ArrivingError(f"{self._all_bytes} bytes", "this server")
         if self._bytes[sender] + count > self._most_bytes // _SHARES:
@@ -237,7 +237,7 @@ def _last_in(container: Any) -> Any:
 
 
 def _wrong_in(step: bytes | bytearray, place: int) -> list[str]:
-    """What is no Unicode in the bytes at a place. UnicodeDecodeError: it is no text at all."""
+    """What is no Unicode in the bytes at a place. Raises UnicodeDecodeError if it is no text at all."""
     try:
         step.decode()
     except UnicodeDecodeError as error:

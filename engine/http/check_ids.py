@@ -156,8 +156,8 @@ class Exchange:
         return False
 
     def arriving(self) -> None:
-        """Note that the body is not complete, and that the server is about to hold its bytes. OverloadedError: the
-        client has as many requests as it may."""
+        """Note that the body is not complete, and that the server is about to hold its bytes. Raises OverloadedError
+        if the client has as many requests as it may."""
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
@@ -236,8 +236,8 @@ class Exchange:
             )
 
     async def _collect(self, body: bytearray, too_large: Refusal) -> bytearray | Refusal | None:
-        """Wait for the rest of a body. OverloadedError: the server holds too much of bodies that are arriving, or too
-        many of the client."""
+        """Wait for the rest of a body. Raises OverloadedError if the server holds too much of bodies that are
+        arriving, or too many of the client."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -70,7 +70,7 @@ CHANGED: Final = ("session_id", "vllm_xargs", "sampling_params")  # the members 
 
 def scope_request(request: dict[str, Any], scope: str) -> bool:
     """Check the ids and figures of a JSON request, and put its ids into their scope. Returns whether the request has
-    changed. InvalidIdError, InvalidRequestError: an id or another field is malformed."""
+    changed. Raises InvalidIdError or InvalidRequestError if an id or another field is malformed."""
     has_changed = _scope_ids(request, ("session_id",), scope)
     for arguments in _arguments_of(request):
         has_changed |= _scope_ids(arguments, _SCOPED, scope)

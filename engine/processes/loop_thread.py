@@ -47,8 +47,8 @@ class LoopThread:
             self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Cancelling the future cancels the coroutine. EngineClosedError: the loop is
-        ending, or has ended."""
+        """Run a coroutine on the loop. Cancelling the future cancels the coroutine. Raises EngineClosedError if the
+        loop is ending, or has ended."""
         with self._lock:
             if self._is_stopping:
                 coroutine.close()
@@ -75,7 +75,8 @@ class LoopThread:
         future.add_done_callback(lambda future: self.call_soon(task.cancel) if future.cancelled() else None)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its end on the caller's loop. EngineClosedError: the loop ends.
+        """Run a coroutine on the loop, and wait for its end on the caller's loop. Raises EngineClosedError if the loop
+        ends.
 
         If the caller is cancelled, the coroutine is cancelled, and the caller waits until it has ended.
         """

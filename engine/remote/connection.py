@@ -63,8 +63,8 @@ class Server:
         )
 
     async def get(self, path: str, *, shape: Any = None) -> Any:
-        """The JSON at a path, which must look like `shape` (see `fault_of`). WeftError: as the server says.
-        ServerError: there is no answer, or it looks otherwise."""
+        """The JSON at a path, which must look like `shape` (see `fault_of`). Raises WeftError as the server says.
+        Raises ServerError if there is no answer, or it looks otherwise."""
         return await self._answer("GET", path, None, {}, may_run=False, shape=shape)
 
     async def post(
@@ -132,9 +132,9 @@ class Server:
     async def stream(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, shape: Any
     ) -> AsyncGenerator[dict[str, Any]]:
-        """The events that a call is answered with, each of a `shape` (see `fault_of`). Closing the iterator closes the
-        connection, and so aborts the call. WeftError: as the server says. ServerError: the server or the connection
-        ended before the stream did, or an event looks otherwise."""
+        """The events that a call is answered with, each of a `shape` (see `fault_of`). Closing the iterator closes
+        the connection, and so aborts the call. Raises WeftError as the server says. Raises ServerError if the
+        server or the connection ended before the stream did, or an event looks otherwise."""
         async with self._request("POST", path, body, headers, may_run=True) as response:
             source = cast("AsyncGenerator[httpx2.ServerSentEvent]", aiter(httpx2.EventSource(response, _MOST_BYTES)))
             async with aclosing(source) as events:

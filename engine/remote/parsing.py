@@ -43,7 +43,7 @@ _COUNTS: Final = frozenset(field.name for field in fields(Account) if isinstance
 
 
 def parsed(data: str | bytes) -> Any:
-    """The value of a JSON text. ValueError: it is not JSON, or is nested too deeply."""
+    """The value of a JSON text. Raises ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(data)
     except RecursionError:

@@ -42,8 +42,8 @@ class Replica(ABC):
 
     @abstractmethod
     async def start(self, timeout_s: float) -> None:
-        """Start vLLM's processes and wait until they answer. Cancelling the start ends them. EngineStartError,
-        ModelNotFoundError: vLLM did not start within `timeout_s` seconds. The message names the log."""
+        """Start vLLM's processes and wait until they answer. Cancelling the start ends them. Raises EngineStartError
+        or ModelNotFoundError if vLLM did not start within `timeout_s` seconds. The message names the log."""
 
     @property
     @abstractmethod

@@ -33,8 +33,8 @@ class DispatchQueue:
 
     async def dispatch(self, arrival: Arrival, avoid: Collection[EngineId]) -> EngineId:
         """Wait until a replica takes the call, one of `avoid` only if there is no other. The call is then in flight
-        there until `leave`. NoReplicaError: no replica has been ready for too long (`give_up`). What the balancer
-        raises passes through."""
+        there until `leave`. Raises NoReplicaError if no replica has been ready for too long (`give_up`). What the
+        balancer raises passes through."""
         call = _WaitingCall(arrival, avoid, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self.dispatch_waiting()

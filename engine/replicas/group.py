@@ -107,7 +107,7 @@ class ReplicaGroup:
         has_shares: bool,
     ) -> None:
         """Start the replicas, and then what uses them. `has_shares`: the policy divides replicas among tenants.
-        EngineError: a replica did not start."""
+        Raises EngineError if a replica did not start."""
         supervisor, states = self.supervisor, self.states
         first = await supervisor.begin(replicas)
         assert first.llm is not None  # noqa: S101  it has just started

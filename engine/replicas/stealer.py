@@ -52,8 +52,8 @@ class UnansweredCalls:
     async def first_output(
         self, engine_id: EngineId, call: CallKey, arrival: Arrival, outputs: AsyncGenerator[RequestOutput, None]
     ) -> RequestOutput | None:
-        """Wait for the first output of a call; None if it ends without one. CallMovedError: the replica has given it
-        back."""
+        """Wait for the first output of a call; None if it ends without one. Raises CallMovedError if the replica has
+        given it back."""
         mine = self._calls.setdefault(engine_id, {})
         if call in mine:  # a client uses an id twice at once, and the scheduler cannot tell its calls apart
             return await anext(outputs, None)

@@ -72,7 +72,7 @@ class Supervisor:
 
     async def begin(self, count: int) -> Replica:
         """Start the first `count` replicas at the same time, and wait until all are ready. Returns one of them.
-        EngineError: one did not start."""
+        Raises EngineError if one did not start."""
         adding = [asyncio.ensure_future(self.add()) for _ in range(count)]
         try:
             return (await asyncio.gather(*adding))[0]

@@ -123,8 +123,8 @@ class _File(BaseModel):
 
 
 def make_key_ring(plain: Sequence[str] = (), file: str | os.PathLike[str] | None = None) -> KeyRing:
-    """The keys of vLLM's `--api-key`, which have defaults for all else, and those of a file. KeyFileError: it cannot be
-    read, makes no sense, or has a key twice."""
+    """The keys of vLLM's `--api-key`, which have defaults for all else, and those of a file. Raises KeyFileError if
+    it cannot be read, makes no sense, or has a key twice."""
     entries = [_Entry(key=SecretStr(secret)) for secret in dict.fromkeys(plain)]
     if file is not None:
         entries += _read(Path(file))

@@ -111,8 +111,8 @@ def gpus_of_replicas(options: Namespace, replicas: int) -> list[str]:
 
 def take_keys(options: Namespace, file: Path | None) -> KeyRing:
     """The API keys that the server takes. They are taken off vLLM's options and out of the environment, because vLLM
-    would ask for them a second time, and so that no process that the server starts has them. KeyFileError: they make no
-    sense. EngineStartError: vLLM would show a client's stored answers to other keys."""
+    would ask for them a second time, and so that no process that the server starts has them. Raises KeyFileError if
+    they make no sense. Raises EngineStartError if vLLM would show a client's stored answers to other keys."""
     of_environment = os.environ.pop("VLLM_API_KEY", None)
     plain = [key for key in (options.api_key or [of_environment]) if key]
     options.api_key = None

@@ -51,7 +51,7 @@ class ServedRequests:
 
     def admit(self, key: str, request: ServedRequest) -> None:
         """Admit a request as one call; `end` follows. `key` is a random text by which it is found again, which no
-        client may be able to guess. OverloadedError: there are too many calls, or too many of the API key."""
+        client may be able to guess. Raises OverloadedError if there are too many calls, or too many of the API key."""
         self._programs.check_room(request.identity, request.key.max_programs)
         self.admit_call(request)
         now_s = self._clock()
@@ -74,8 +74,8 @@ class ServedRequests:
             self._programs.end_after_calls(request.identity.program_id)
 
     def admit_call(self, request: ServedRequest) -> None:
-        """Count a call against the limit of its API key, unless that was done while its request arrived; `uncount_call`
-        follows. KeyLimitError: the key has as many calls in flight as it may."""
+        """Count a call against the limit of its API key, unless that was done while its request arrived;
+        `uncount_call` follows. Raises KeyLimitError if the key has as many calls in flight as it may."""
         if not request.is_counted:
             self.count_call(request.key)
         request.is_counted = False

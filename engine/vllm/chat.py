@@ -90,7 +90,8 @@ class ChatEndpoint:
         return int(self._llm.model_config.max_model_len)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens. EngineError: the engine was started without a tokenizer."""
+        """Token ids of a text, without special tokens. Raises EngineError if the engine was started without a
+        tokenizer."""
         tokenizer = self._llm.renderer.tokenizer
         if tokenizer is None:
             raise EngineError("this engine was started with skip_tokenizer_init; it has no tokenizer.")
@@ -114,8 +115,8 @@ class ChatEndpoint:
         return dict(response.model_dump(exclude_none=True))
 
     async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
-        """The number of tokens of the rendered prompt. It need not fit the model's context. InvalidRequestError: the
-        chat template refuses the request."""
+        """The number of tokens of the rendered prompt. It need not fit the model's context. Raises
+        InvalidRequestError if the chat template refuses the request."""
         tools = [tool.model_dump() for tool in request.tools] if request.tools else None
         chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
         any_length = replace(request.build_tok_params(self._llm.model_config), max_total_tokens=None)

@@ -160,7 +160,7 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
 
 
 def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | None = None) -> AsyncEngineArgs:
-    """vLLM's arguments for an engine with Weft's scheduler. TypeError: vLLM does not know one of them.
+    """vLLM's arguments for an engine with Weft's scheduler. Raises TypeError if vLLM does not know one of them.
 
     `options.engine_args` override Weft's defaults. Model, scheduler and policy override both. `most_gib` is what
     `most_host_gib` says; None: this is the only engine.

@@ -73,7 +73,7 @@ def parse(listen: str) -> Address:
 
 
 def bind(address: Address) -> Bound:
-    """Listen at an address. ListenError: it is in use, or this process may not listen there."""
+    """Listen at an address. Raises ListenError if it is in use, or this process may not listen there."""
     is_v6 = address.host is not None and address.host.version == 6
     family = socket.AF_UNIX if address.path is not None else socket.AF_INET6 if is_v6 else socket.AF_INET
     bound = socket.socket(family)

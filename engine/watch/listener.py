@@ -33,8 +33,8 @@ _MOST_CONNECTIONS: Final = 64
 
 
 class Listener:
-    """Serves an engine's state over HTTP, without keeping the engine alive. ListenError: the address is no loopback
-    address and no unix socket. MissingPackageError: Starlette or uvicorn are not installed."""
+    """Serves an engine's state over HTTP, without keeping the engine alive. Raises ListenError if the address is no
+    loopback address and no unix socket. Raises MissingPackageError if Starlette or uvicorn are not installed."""
 
     def __init__(self, listen: str) -> None:
         self._address = parse(listen)

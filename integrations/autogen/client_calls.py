@@ -45,8 +45,8 @@ class Binding:
 
 
 class CreateCall(ClientCall):
-    """A model call of AutoGen. With the binding None it is a program of its own. ProgramEndedError: the program has
-    ended."""
+    """A model call of AutoGen. With the binding None it is a program of its own. Raises ProgramEndedError if the
+    program has ended."""
 
     def __init__(self, binding: Binding | None, messages: Sequence[LLMMessage]) -> None:
         caller = Caller(binding.program, binding.agent) if binding is not None else Caller()

@@ -56,7 +56,8 @@ def to_messages(
     messages: Sequence[LLMMessage], model_info: ModelInfo, reasoned: ReasonedCalls, *, name_prefixes: bool
 ) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's format, with the reasoning of all answers, from which the chat template chooses.
-    InvalidRequestError: the model has no vision for an image, or its template cannot render the system messages."""
+    Raises InvalidRequestError if the model has no vision for an image, or its template cannot render the system
+    messages."""
     if not model_info.get("multiple_system_messages"):
         messages = _one_system_message(messages)
     return [
@@ -134,8 +135,8 @@ def to_tools(tools: Sequence[Tool | ToolSchema]) -> list[dict[str, Any]]:
 
 
 def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
-    """Convert a tool choice to OpenAI's format. InvalidRequestError: it is a tool that is not offered, or no choice of
-    AutoGen's."""
+    """Convert a tool choice to OpenAI's format. Raises InvalidRequestError if it is a tool that is not offered, or
+    no choice of AutoGen's."""
     if isinstance(choice, str):
         if choice not in ("auto", "required", "none"):
             raise InvalidRequestError(f"tool_choice is 'auto', 'required', 'none' or a Tool, not {choice!r}.")

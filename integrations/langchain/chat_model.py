@@ -332,8 +332,9 @@ _LANGCHAINS_OWN: Final = frozenset({"stream"})  # LangChain's switch for streami
 
 
 def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """The arguments of the model's constructor, with LangChain's other names replaced and the rest in `model_kwargs`.
-    InvalidRequestError: one is neither a field of the model nor of vLLM's chat request, or is given under two names."""
+    """The arguments of the model's constructor, with LangChain's other names replaced and the rest in
+    `model_kwargs`. Raises InvalidRequestError if one is neither a field of the model nor of vLLM's chat request, or
+    is given under two names."""
     more = dict(given.get("model_kwargs") or {})
     given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
     check_fields([*(name for name in given if name not in own), *more], {*_SETTABLE, *own})
@@ -347,8 +348,8 @@ def _constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[
 
 
 def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one request as the engine takes them. InvalidRequestError: vLLM has no such field that can be
-    set."""
+    """The fields of one request as the engine takes them. Raises InvalidRequestError if vLLM has no such field that
+    can be set."""
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in _SETTABLE:

@@ -143,8 +143,8 @@ class EventStream(httpx2.AsyncByteStream):
         self._closed = False
 
     async def begin(self) -> None:
-        """Wait for the first event, so that a rejected request gets an error status instead of a stream. WeftError: it
-        is rejected. httpx2.ReadTimeout: the first event did not come in time."""
+        """Wait for the first event, so that a rejected request gets an error status instead of a stream. Raises
+        WeftError if it is rejected, and httpx2.ReadTimeout if the first event comes too late."""
         self._first = await self._next()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -240,7 +240,7 @@ def _read_timeout(timeout_s: float | None) -> httpx2.ReadTimeout:
 
 
 class RequestCall(ClientCall):
-    """A model call of an OpenAI client. ProgramEndedError: the program has ended."""
+    """A model call of an OpenAI client. Raises ProgramEndedError if the program has ended."""
 
     def __init__(self, caller: Caller, body: dict[str, Any]) -> None:
         messages = _objects(body.get("messages"))

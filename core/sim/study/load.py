@@ -25,8 +25,8 @@ def check_load(load: float) -> None:
 
 
 def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettings) -> list[TraceProgram]:
-    """Stretch the arrivals of programs, so that their rate is a multiple of the capacity, which is measured from them,
-    too. SimulationError: the load is not above 0, or all programs arrive at once."""
+    """Stretch the arrivals of programs, so that their rate is a multiple of the capacity, which is measured from
+    them, too. Raises SimulationError if the load is not above 0, or all programs arrive at once."""
     check_load(load)
     first_s = min(program.arrival_s for program in programs)
     period_s = max(program.arrival_s for program in programs) - first_s

@@ -28,7 +28,7 @@ class _Connection:
 
     def open(self, address: str | None) -> None:
         """Connect to the cluster at `address`, as `ray.init` takes it, unless this process is connected already.
-        ClusterError: Ray is not installed, or the cluster does not answer."""
+        Raises ClusterError if Ray is not installed, or the cluster does not answer."""
         try:
             import ray
         except ImportError:

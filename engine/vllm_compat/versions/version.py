@@ -60,7 +60,7 @@ def is_older(minor: str) -> bool:
 
 
 def require_vllm() -> None:
-    """Import vLLM. VllmUnavailableError: its import fails. Otherwise as `check_vllm`."""
+    """Import vLLM. Raises VllmUnavailableError if its import fails. Otherwise as `check_vllm`."""
     check_vllm()
     try:
         importlib.import_module("vllm")

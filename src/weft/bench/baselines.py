@@ -72,7 +72,7 @@ _GATES: Final = {"gate": True, "no-gate": False}
 
 def baseline_of(name: str) -> Baseline:
     """A baseline by its name, with the gate and the KV policy that the name may have: `auto+no-gate+next-use`.
-    BenchError: there is none, a part is there twice, or vLLM's own scheduler is to have one."""
+    Raises BenchError if there is none, a part is there twice, or vLLM's own scheduler is to have one."""
     scheduler, *parts = name.split(_WITH)
     baseline = BASELINES.get(scheduler)
     if baseline is None:

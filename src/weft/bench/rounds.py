@@ -28,8 +28,9 @@ def programs_of_round(settings: BenchSettings, load: str, number: int, max_call_
 
 
 def rates_of_loads(settings: BenchSettings, loads: Sequence[float]) -> list[float]:
-    """Rates that are these multiples of the capacity, which is measured by a simulation of engine steps, with at least
-    `ENOUGH` programs of a workload. BenchError: a load is not above 0, or the clock is not that of steps."""
+    """Rates that are these multiples of the capacity, which is measured by a simulation of engine steps, with at
+    least `ENOUGH` programs of a workload. Raises BenchError if a load is not above 0, or the clock is not that of
+    steps."""
     if not all(0 < load < math.inf for load in loads):
         raise BenchError(f"--loads are {', '.join(map(str, loads))}; give numbers above 0, such as 0.5,0.8.")
     if loads and settings.clock != "steps":

@@ -46,8 +46,8 @@ def replay(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command and wait for its end. Returns its exit code, or 128 and the signal's number if a signal ended it,
-    as in a shell. WeftError: the command cannot be started."""
+    """Run a command and wait for its end. Returns its exit code, or 128 and the signal's number if a signal ended
+    it, as in a shell. Raises WeftError if the command cannot be started."""
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10
 
 def gantt(result: SimResult) -> str:
     """Draw a simulation whose executions were recorded as the text of an SVG file. Parallel calls of a program are
-    drawn below each other. SimulationError: the executions were not recorded, or they are too many."""
+    drawn below each other. Raises SimulationError if the executions were not recorded, or they are too many."""
     if not 0 < len(result.runs) <= 2 * MOST_CALLS:
         raise SimulationError(
             f"{len(result.runs)} executions cannot be drawn; simulate up to {MOST_CALLS} calls, with runs=True."

@@ -22,8 +22,8 @@ _HALF: Final = 0.28  # half the height of a bar, in lanes
 
 def load(path: Path, program: str | None = None) -> ProgramGraph:
     """Read a graph from a file of `program.graph.to_json()`: one graph, or one on each line. `program` is an id or a
-    name; the first that matches is read, by default the first of the file. TraceError: it cannot be read, or has no
-    such program."""
+    name; the first that matches is read, by default the first of the file. Raises TraceError if it cannot be read,
+    or has no such program."""
     graphs = read_graphs(path)
     if not graphs:
         raise TraceError(f"{path} is empty. Give a file that `program.graph.to_json()` wrote.")
