@@ -78,6 +78,7 @@ def self_test(scheduler: type[SelfTestScheduler] = SelfTestScheduler) -> Exactne
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "kv_cache_memory_bytes": 64 << 20,
+            "gpu_memory_utilization": 0.05,
             "enforce_eager": True,
             "use_tqdm_on_load": False,
         }

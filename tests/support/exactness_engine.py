@@ -1,11 +1,13 @@
 """Real vLLM engines in this process, whose running calls are preempted at random points.
 
     python tests/support/exactness_engine.py MODEL OUT.json [--preemptions 30] [--seed 0] [--engine async+caching ...]
-        [--second-runner]
+        [--second-runner | --gpu [--dtype bfloat16]]
 
 The script runs the same calls with and without preemptions on an engine of each kind. It writes the counts of the
 preemptions and every difference between the outputs to OUT.json. It is a process of its own because an in-process
 engine of vLLM leaves its distributed state and its patches of torch behind.
+
+On a GPU vLLM's batch-invariant kernels compute a token alike in every batch, so that rounding excuses no difference.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+os.environ["VLLM_BATCH_INVARIANT"] = str(int("--gpu" in sys.argv))
 os.environ["OMP_NUM_THREADS"] = "1"  # two threads would split sums by the shape of the batch
 
 import torch
@@ -37,7 +41,6 @@ from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm.start import CPU_WORKER
 from weft.engine.vllm_compat.names import (
     CompletionOutput,
-    CPUModelRunner,
     EngineArgs,
     LLMEngine,
     Request,
@@ -45,10 +48,10 @@ from weft.engine.vllm_compat.names import (
     SamplingParams,
     SchedulerOutput,
     StructuredOutputsParams,
-    cpu_worker,
     kv_transfer_state,
 )
 
+GPU = "--gpu" in sys.argv
 ENGINES = {  # by name: whether steps overlap, prefixes are cached, and KV is swapped
     "+".join(["async" if parts[0] else "sync", *["caching"] * parts[1], *["swap"] * parts[2]]): parts
     for parts in itertools.product((False, True), repeat=3)
@@ -203,35 +206,6 @@ class PreemptingScheduler(WeftScheduler):
 # -- features that vLLM lacks on CPU
 
 
-class WatchedRunner(CPUModelRunner):
-    """Records near ties."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.near_ties: set[tuple[str, int]] | None = None  # request and position; None: not recorded
-        self._sample_once = self.sampler.sample
-        self.sampler.sample = self._sample_watched
-
-    def _sample_watched(self, logits: torch.Tensor, metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.near_ties is None:
-            return self._sample_once(logits, metadata, *args, **kwargs)
-        before = {row: generator.get_state() for row, generator in metadata.generators.items()}
-        again = logits.clone()
-        sampled, logprobs = self._sample_once(logits, metadata, *args, **kwargs)
-        after = {row: generator.get_state() for row, generator in metadata.generators.items()}
-        for row, generator in metadata.generators.items():
-            generator.set_state(before[row])
-        again[torch.arange(len(again)), sampled.long()] -= TOLERANCE
-        close = self._sample_once(again, metadata, *args, **kwargs)[0] != sampled
-        for row in torch.nonzero(close).flatten().tolist():
-            if not self.discard_request_mask.np[row]:
-                request_id = self.input_batch.req_ids[row]
-                self.near_ties.add((request_id, len(self.requests[request_id].output_token_ids)))
-        for row, generator in metadata.generators.items():
-            generator.set_state(after[row])
-        return sampled, logprobs
-
-
 class _Immediate:
     """A CUDA stream or event of a device on which every operation has finished when its call returns."""
 
@@ -249,6 +223,36 @@ def patch_for_cpu() -> None:
 
     The second model runner draws tokens by seed and position, and does not record near ties.
     """
+    from weft.engine.vllm_compat.names import CPUModelRunner, cpu_worker
+
+    class WatchedRunner(CPUModelRunner):
+        """Records near ties."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.near_ties: set[tuple[str, int]] | None = None  # request and position; None: not recorded
+            self._sample_once = self.sampler.sample
+            self.sampler.sample = self._sample_watched
+
+        def _sample_watched(self, logits: torch.Tensor, metadata: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.near_ties is None:
+                return self._sample_once(logits, metadata, *args, **kwargs)
+            before = {row: generator.get_state() for row, generator in metadata.generators.items()}
+            again = logits.clone()
+            sampled, logprobs = self._sample_once(logits, metadata, *args, **kwargs)
+            after = {row: generator.get_state() for row, generator in metadata.generators.items()}
+            for row, generator in metadata.generators.items():
+                generator.set_state(before[row])
+            again[torch.arange(len(again)), sampled.long()] -= TOLERANCE
+            close = self._sample_once(again, metadata, *args, **kwargs)[0] != sampled
+            for row in torch.nonzero(close).flatten().tolist():
+                if not self.discard_request_mask.np[row]:
+                    request_id = self.input_batch.req_ids[row]
+                    self.near_ties.add((request_id, len(self.requests[request_id].output_token_ids)))
+            for row, generator in metadata.generators.items():
+                generator.set_state(after[row])
+            return sampled, logprobs
+
     cpu_worker.CPUModelRunner = WatchedRunner
     torch.cuda.Event = torch.cuda.Stream = _Immediate
     torch.cuda.current_stream = _Immediate
@@ -382,24 +386,25 @@ class UnreliableSwapper:
 class Bench:
     """An engine that runs calls with or without preemptions."""
 
-    def __init__(self, model: Path, overlapping: bool, prefix_caching: bool, swaps: bool) -> None:
-        # 4 layers, keys and values, 2 heads of 32 elements, float32.
-        block_bytes = 4 * 2 * _BLOCK_TOKENS * 2 * 32 * 4
+    def __init__(self, model: Path, dtype: str, overlapping: bool, prefix_caching: bool, swaps: bool) -> None:
+        # 4 layers, keys and values, 2 heads of 32 elements.
+        block_bytes = 4 * 2 * _BLOCK_TOKENS * 2 * 32 * getattr(torch, dtype).itemsize
         swap = SwapConfig(_SWAP_BLOCKS * block_bytes / 2**30, min_tokens=0)
         config = EngineArgs(
             model=str(model),
-            dtype="float32",
+            dtype=dtype,
             max_model_len=512,
             max_num_seqs=_SLOTS,
             max_num_batched_tokens=64,
             block_size=_BLOCK_TOKENS,
             num_gpu_blocks_override=_BLOCKS,
             kv_cache_memory_bytes=64 << 20,
+            gpu_memory_utilization=0.05,
             enable_prefix_caching=prefix_caching,
             enforce_eager=True,
             use_tqdm_on_load=False,
             scheduler_cls=PreemptingScheduler,
-            worker_cls=CPU_WORKER,
+            worker_cls="auto" if GPU else CPU_WORKER,
             additional_config={"weft": {"policy": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}}},
             kv_transfer_config=transfer_config(swap) if swaps else None,
         ).create_engine_config()
@@ -410,7 +415,7 @@ class Bench:
         # If a thread compiled the grammars, the step at which one is ready would vary from run to run.
         self._core.structured_output_manager._use_async_grammar_compilation = False
         self.scheduler: PreemptingScheduler = self._core.scheduler
-        self.runner: WatchedRunner = self._core.model_executor.driver_worker.worker.model_runner
+        self.runner: Any = self._core.model_executor.driver_worker.worker.model_runner
 
     def shutdown(self) -> None:
         self._engine.engine_core.shutdown()
@@ -541,7 +546,7 @@ def _first_difference(a: list[int], b: list[int]) -> int:
 def examine(model: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Disturb an engine of one kind until enough calls with each feature were preempted in each phase."""
     started = time.monotonic()
-    bench, comparison = Bench(model, *ENGINES[name]), Comparison()
+    bench, comparison = Bench(model, options.dtype, *ENGINES[name]), Comparison()
     scheduler = bench.scheduler
     features: dict[str, frozenset[str]] = {}
     done = 0
@@ -587,9 +592,9 @@ def disturb(bench: Bench, calls: list[Call], seed: str, comparison: Comparison) 
         comparison.compare(call, expected[call.key], actual[call.key], ties)
 
 
-def unreliable(model: Path) -> dict[str, Any]:
+def unreliable(model: Path, dtype: str) -> dict[str, Any]:
     """Compare the outputs of calls for which copies of KV fail."""
-    bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=True), Comparison()
+    bench, comparison = Bench(model, dtype, overlapping=False, prefix_caching=False, swaps=True), Comparison()
     worker = kv_transfer_state.get_kv_transfer_group()._worker
     worker._swapper = worker._beside = swapper = UnreliableSwapper(worker._swapper)
     disturb(bench, make_calls("unreliable", 3 * len(FEATURES), overlapping=False), "unreliable", comparison)
@@ -598,9 +603,9 @@ def unreliable(model: Path) -> dict[str, Any]:
     return {"failures": swapper.failures, "swap": swap, **vars(comparison)}
 
 
-def noticed(model: Path, fault: str) -> int:
+def noticed(model: Path, dtype: str, fault: str) -> int:
     """The number of mismatches that a fault causes."""
-    bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=False), Comparison()
+    bench, comparison = Bench(model, dtype, overlapping=False, prefix_caching=False, swaps=False), Comparison()
     bench.scheduler.fault = fault
     disturb(bench, make_calls("fault", len(FEATURES), overlapping=False), fault, comparison)
     bench.shutdown()
@@ -634,12 +639,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3 * len(FEATURES), help="of each round")
     parser.add_argument("--second-runner", action="store_true", help="of vLLM, the default on GPUs")
     parser.add_argument("--engine", nargs="*", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--gpu", action="store_true", help="run where vLLM finds a GPU")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args()
-    patch_for_cpu()
-    found: dict[str, Any] = {name: examine(options.model, name, options) for name in options.engine}
+    if not GPU:
+        patch_for_cpu()
+    found: dict[str, Any] = {}
+    for name in options.engine:
+        found[name] = examine(options.model, name, options)
+        options.out.write_text(json.dumps(found, indent=1))
     if options.faults:
-        found["noticed"] = {fault: noticed(options.model, fault) for fault in FAULTS}
-        found["unreliable"] = unreliable(options.model)
+        found["noticed"] = {fault: noticed(options.model, options.dtype, fault) for fault in FAULTS}
+        found["unreliable"] = unreliable(options.model, options.dtype)
     options.out.write_text(json.dumps(found, indent=1))
 
 

@@ -54,6 +54,7 @@ class Baseline:
 BASELINES: Final[dict[str, Baseline]] = {
     "stock-fcfs": Baseline(stock="fcfs"),
     "stock-again": Baseline(stock="fcfs"),  # The difference between it and stock-fcfs is noise.
+    "stock-offload": Baseline(stock="fcfs", swaps=True),  # vLLM's own host memory, which it has on GPUs only
     "stock-plain": Baseline(stock="fcfs", plain=True),
     # A user of stock vLLM can give a program's position in the order of arrival as the priority of its calls.
     "stock-priority": Baseline(stock="priority"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,26 +26,25 @@ class EngineCapacity:
         kv_blocks: the number of KV blocks, of `BLOCK_TOKENS` tokens each. By default vLLM sizes the KV cache itself.
         chunk_tokens: the most tokens that a step computes. By default it is vLLM's.
         engines: the number of engines that share the machine's memory.
+        host_gib: host memory of an engine that swaps, by default what the tiny model never fills.
+        more: other arguments of vLLM's.
     """
 
     batch_size: int
     kv_blocks: int | None
     chunk_tokens: int | None
     engines: int
+    host_gib: float = HOST_GIB
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def engine_args(self, model: Path, max_model_len: int | None) -> dict[str, Any]:
-        """vLLM's arguments.
-
-        Args:
-            max_model_len: the most tokens of a call; with None the limit in the model's configuration.
-        """
+        """vLLM's arguments. `max_model_len` is the most tokens of a call; with None the model's own."""
         from weft.engine.vllm_compat.names import current_platform
 
         on_cpu = current_platform.is_cpu()
-        # These make vLLM accept a share of the memory. `num_gpu_blocks_override` sets the size of the KV cache.
-        memory: dict[str, Any] = {"gpu_memory_utilization": 0.9 / self.engines}
-        if on_cpu:
-            memory = {"kv_cache_memory_bytes": 1 << (28 if self.kv_blocks else 30)}
+        # vLLM accepts this share of the memory. `num_gpu_blocks_override` sets the size of the KV cache.
+        on_gpu = {"gpu_memory_utilization": 0.9 / self.engines}
+        memory: dict[str, Any] = {"kv_cache_memory_bytes": 1 << (28 if self.kv_blocks else 30)} if on_cpu else on_gpu
         if self.kv_blocks is not None:
             memory |= {"num_gpu_blocks_override": self.kv_blocks + 1}  # vLLM keeps one block for itself
         return {
@@ -60,6 +60,7 @@ class EngineCapacity:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             **memory,
+            **self.more,
         }
 
 
@@ -136,7 +137,8 @@ class Stepper:
                 "max_num_batched_tokens": max(capacity.chunk_tokens or 0, max_model_len),
             }
         if self._baseline.policy is None:
-            return {"scheduling_policy": self._baseline.stock}
+            host_gib = capacity.host_gib if self._baseline.swaps else None
+            return {"scheduling_policy": self._baseline.stock, "kv_offloading_size": host_gib}
         from weft.engine.scheduler import WeftScheduler
 
         arguments: dict[str, Any] = {"scheduler_cls": WeftScheduler, "additional_config": self._baseline.config()}
@@ -144,7 +146,7 @@ class Stepper:
             from weft.engine.kv_cache.connector import transfer_config
 
             # min_tokens="auto" depends on measured seconds, so the clock of steps would not repeat exactly.
-            arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=HOST_GIB, min_tokens=0))
+            arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=capacity.host_gib, min_tokens=0))
         return arguments
 
     @property
@@ -162,7 +164,7 @@ class Stepper:
         self.clock.reset()
         self.meter.reset()
         self.activate()
-        self._engine.reset_prefix_cache()
+        self._engine.reset_prefix_cache(reset_connector=self._baseline.stock is not None and self._baseline.swaps)
         if self._baseline.policy is not None:
             self._scheduler.reset_weft(self._baseline.policy.make())
 
