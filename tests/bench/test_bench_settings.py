@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from weft.core.errors import BenchError
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import POLICIES, PolicyConfig
-from weft.core.sim import TraceCall, TraceProgram
+from weft.core.sim import SimSettings, TraceCall, TraceProgram
 from weft.core.trace.format import write
 from weft.engine.options import EngineOptions
 
@@ -52,6 +53,15 @@ def test_every_weft_baseline_takes_a_kv_policy_and_a_gate() -> None:
     for name, gate in (("fcfs", False), ("fcfs+gate", True), ("auto", True), ("auto+no-gate+ttl", False)):
         assert baseline_of(name).simulated == PolicyConfig(name.partition("+")[0], gate=gate)
     assert baseline_of("auto-swap+next-use+no-gate") == baseline_of("auto-swap+no-gate+next-use")
+
+
+def test_vllms_own_host_memory_is_simulated_with_lru() -> None:
+    """It keeps what is evicted, and computes preempted calls again. Weft's host memory does not follow LRU."""
+    engine = SimSettings(kv_tokens=1000)
+    stock, weft = (baseline_of(name).simulated_on(engine) for name in ("stock-offload", "fcfs-swap+lru"))
+    assert (stock.policy, stock.kv_policy) == (PolicyConfig("fcfs"), KvPolicyConfig("lru"))
+    assert (stock.host_kv_tokens, stock.preemption) == (math.inf, "recompute")
+    assert (weft.host_kv_tokens, weft.preemption) == (0, "swap")
 
 
 @pytest.mark.parametrize(

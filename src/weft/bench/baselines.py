@@ -39,22 +39,22 @@ class Baseline:
 
     def simulated_on(self, engine: SimSettings) -> SimSettings:
         """A simulated engine that schedules the same way. Its host memory is never full."""
-        evicts = self.kv_policy
+        keeps = self.swaps and self.kv_policy and (self.stock or not self.kv_policy.follows_use)
         return replace(
             engine,
             policy=self.simulated,
             chunked_prefill=not self.plain,
             prefix_cache=not self.plain,
-            preemption="swap" if self.swaps else "recompute",
-            kv_policy=evicts,
-            host_kv_tokens=math.inf if self.swaps and evicts and not evicts.follows_use else 0,
+            preemption="swap" if self.swaps and not self.stock else "recompute",
+            kv_policy=self.kv_policy,
+            host_kv_tokens=math.inf if keeps else 0,
         )
 
 
 BASELINES: Final[dict[str, Baseline]] = {
     "stock-fcfs": Baseline(stock="fcfs"),
     "stock-again": Baseline(stock="fcfs"),  # The difference between it and stock-fcfs is noise.
-    "stock-offload": Baseline(stock="fcfs", swaps=True),  # vLLM's own host memory, which it has on GPUs only
+    "stock-offload": Baseline(stock="fcfs", swaps=True, kv_policy=KvPolicyConfig("lru")),  # vLLM's own, on a GPU
     "stock-plain": Baseline(stock="fcfs", plain=True),
     # A user of stock vLLM can give a program's position in the order of arrival as the priority of its calls.
     "stock-priority": Baseline(stock="priority"),
