@@ -226,9 +226,9 @@ class Life:
 
     def _is_calm(self) -> bool:
         states = [each.state for each in self.health()]
-        alive = sum(each.is_alive() for each in self.launcher.processes)
-        is_told = self.engine.programs.messages.is_idle
-        return is_told and set(states) == {ReplicaState.READY} and len(states) == alive
+        alive = [each for each in self.launcher.processes if each.is_alive()]
+        is_told = self.engine.programs.messages.is_idle and not any(each.is_computing for each in alive)
+        return is_told and set(states) == {ReplicaState.READY} and len(states) == len(alive)
 
     def _is_over(self) -> bool:
         return all(task.done() for task in self.running)

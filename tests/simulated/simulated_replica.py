@@ -301,6 +301,11 @@ class EngineProcess:
                 output = UtilityOutput(call_id, failure_message=str(error))
             self._send({0: EngineCoreOutputs(utility_output=output)})
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is in flight. vLLM keeps the blocks of its calls, also of those that were aborted."""
+        return bool(self._steps)
+
     def _abort(self, request_ids: list[str]) -> None:
         entries = self.scheduler._entries
         ledgers = [entries[request_id].ledger for request_id in request_ids if request_id in entries]
