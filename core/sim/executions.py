@@ -91,7 +91,7 @@ class Executions:
             self.counts.swapped += saved
             self.swapped += saved
         self.end(call, now_s)
-        self.kv.call_preempted(call, segment)
+        self.kv.call_left(call, segment, has_ended=False)
         call.queued_since_s = now_s
         self.policy.preempt(call, now_s)
 

@@ -190,7 +190,7 @@ class SimReplica:
         for call in ended:
             segment = cast("Segment", call.segment)
             self._executions.end(call, now_s)
-            self._kv.call_ended(call, segment)
+            self._kv.call_left(call, segment, has_ended=True)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         if (ended and self._in_blocks) or (jump.steps > 1 and batch.chunks):

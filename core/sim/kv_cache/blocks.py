@@ -18,7 +18,7 @@ class BlockNode:
         is_common: Whether calls of several programs have begun to run with it, so far in the simulation.
     """
 
-    __slots__ = ("begin", "children", "ids", "is_common", "parent", "program")
+    __slots__ = ("_first", "begin", "children", "ids", "is_common", "parent", "program")
 
     def __init__(self, parent: BlockNode | None, begin: int, ids: array[int]) -> None:
         self.parent = parent
@@ -27,6 +27,14 @@ class BlockNode:
         self.children: dict[int, BlockNode] = {}  # by the first id of each
         self.program: Hashable = None  # the one that used it first
         self.is_common = False
+        self._first: BlockNode | None = None
+
+    @property
+    def first(self) -> BlockNode:
+        """The first node of its path, once the tree is complete."""
+        if self._first is None:
+            *_, self._first = self.path()
+        return self._first
 
     @property
     def end(self) -> int:

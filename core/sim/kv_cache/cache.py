@@ -265,11 +265,8 @@ class KvCache:
     def call_began(self, call: SimCall, waited_s: float) -> None:
         """A call starts to run for the first time."""
 
-    def call_ended(self, call: SimCall, segment: Segment) -> None:
-        """A call has ended. `segment` was its own."""
-
-    def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        """A running call waits again, and needs the context that it leaves."""
+    def call_left(self, call: SimCall, segment: Segment, *, has_ended: bool) -> None:
+        """A call has ended, or was preempted and needs the context that it leaves. `segment` was its own."""
 
     def program_ended(self, program: SimProgram) -> None:
         """No call of a program will come."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from weft.core.sim.kv_cache.blocks import BlockNode
 from weft.core.sim.kv_cache.cache import KvCache, Segment
-from weft.core.sim.sim_programs import SimCall, SimProgram
+from weft.core.sim.sim_programs import SimCall
 
 
 class KvElsewhere(NamedTuple):
@@ -36,12 +36,14 @@ class HostMemory(KvCache):
         self._absent: dict[Segment, int] = {}  # the tokens at the beginning of a segment that were not copied
         self._absent_tokens = 0
         self.has_evicted = False  # whether it was ever full
-        # How often copies have changed, by the number of their program; None: those that several may share.
+        # How often copies have changed, by the number of their program, or by the first node of the blocks that several
+        # programs share; None: those that any program may share.
         self._changes: defaultdict[Hashable, int] = defaultdict(int)
 
-    def changes_of(self, program: SimProgram) -> int:
-        """A number that grows whenever `held` may give another answer for a call of a program."""
-        return self._changes[program.number] + self._changes[None]
+    def changes_of(self, call: SimCall) -> int:
+        """A number that grows whenever `held` may give another answer for a call."""
+        changes, end = self._changes, call.end_node
+        return changes[call.owner.number] + changes[None] + (0 if end is None else changes[end.first])
 
     def held(self, call: SimCall, first: int = 0) -> int:
         """The end of the tokens of a call's prefix that host memory has without a gap from `first` on; `first` if it
@@ -83,7 +85,9 @@ class HostMemory(KvCache):
                 hit = tokens
         if segment is not None:
             self.name_output(call, segment)
-            self._touch(segment)
+            if not segment.children:
+                self._leaves[segment] = None
+                self._leaves.move_to_end(segment)
         self._evict()
         return copied
 
@@ -98,11 +102,6 @@ class HostMemory(KvCache):
                 return first
             del self._ended[first]
         return super()._next_leaf()
-
-    def _touch(self, segment: Segment) -> None:
-        if not segment.children:
-            self._leaves[segment] = None
-            self._leaves.move_to_end(segment)
 
     def _fill(self, segment: Segment | None, begin: int, end: int) -> int:
         """Copy what is absent between `begin` and `end` up to a segment. Returns how many tokens that are."""
@@ -125,7 +124,7 @@ class HostMemory(KvCache):
     def _changed(self, key: Hashable | None) -> None:
         """What is kept of a segment with this key has changed."""
         if isinstance(key, BlockNode):
-            self._changes[None if key.is_common else key.program] += 1
+            self._changes[key.first if key.is_common else key.program] += 1
         else:
             self._changes[key[0] if isinstance(key, tuple) and key[0] != "name" else None] += 1
 

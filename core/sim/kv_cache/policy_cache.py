@@ -92,21 +92,14 @@ class PolicyKvCache(KvCache):
     def call_began(self, call: SimCall, waited_s: float) -> None:
         self._contexts.call_began(call, waited_s, self._now_s)
 
-    def call_ended(self, call: SimCall, segment: Segment) -> None:
-        self._contexts.call_left(call, segment, None, self._now_s)
-        self._drop_empty(segment)
-        self._program_changed(call.owner)
-
-    def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        """A running call waits again, and needs the context that it leaves."""
-        self._contexts.call_left(call, segment, self._now_s, self._now_s)
-        self._drop_empty(segment)
-
-    def _drop_empty(self, leaf: Segment | None) -> None:
-        """Drop a leaf that has not filled a block. Otherwise what is before it would not be a leaf."""
-        while leaf is not None and not leaf.tokens and leaf in self._leaves:
+    def call_left(self, call: SimCall, segment: Segment, *, has_ended: bool) -> None:
+        self._contexts.call_left(call, segment, None if has_ended else self._now_s, self._now_s)
+        leaf: Segment | None = segment
+        while leaf is not None and not leaf.tokens and leaf in self._leaves:  # or what is before it would be no leaf
             self._drop(leaf)
             leaf = leaf.parent
+        if has_ended:
+            self._program_changed(call.owner)
 
     def program_ended(self, program: SimProgram) -> None:
         self._contexts.end_program(program)

@@ -39,6 +39,7 @@ class SegmentContexts(Contexts):
         self._used_s: dict[Segment, float] = {}  # when segments were last used
         self._to_decide = Rotation[Context](lambda: self._where, EPOCH_S)
         self._among = memory  # with what was compared of all contexts
+        self._needed: dict[SimCall, Context] = {}  # by waiting call what it needs, until a context is left or dropped
 
     def refresh(self) -> Memory:
         """Read the present memory, and return it."""
@@ -73,8 +74,12 @@ class SegmentContexts(Contexts):
         if context is not None or not spec.parents:
             return context
         context = mine.get(owner.index_of[spec.parents[0]])
-        if context is None or context.cached_tokens >= spec.shared_prefix_tokens + self._block_tokens(owner):
-            return None
+        if context is not None:
+            most = spec.shared_prefix_tokens + self._block_tokens(owner)
+            if context.cached_tokens >= most:
+                return None
+            if self.call_of[context].context_tokens < most:  # nor will it have as many tokens
+                self._needed[call] = context
         return context
 
     def _block_tokens(self, program: SimProgram) -> int:
@@ -101,7 +106,8 @@ class SegmentContexts(Contexts):
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
         """These calls wait; the call that starts next comes first."""
-        self._set_turns(((self.needed_by(call), call.rank.level) for call in calls), now_s)
+        known, find = self._needed.get, self.needed_by
+        self._set_turns(((known(call) or find(call), call.rank.level) for call in calls), now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
         """A call has ended or was preempted. The context that it leaves replaces those of its program that end in its
@@ -111,6 +117,7 @@ class SegmentContexts(Contexts):
             called_s: Since when the call waits again, if it was preempted. None: it has ended.
         """
         owner, spec = call.owner, call.spec
+        self._needed.clear()
         mine = self._contexts.setdefault(owner.number, {})
         for index in self._in_prefix(mine, call, segment):
             self._drop(mine.pop(index))
@@ -165,6 +172,7 @@ class SegmentContexts(Contexts):
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:
+            self._needed.clear()
             self._cache.given_up(context)
             self._count_held(context, 0)
             self.call_of.pop(context, None)

@@ -46,14 +46,10 @@ class OffloadingKvCache(PolicyKvCache):
         self._until_s = max(self._until_s, self._now_s) + (tokens - hit) * self._token_s
         return tokens, self._until_s - self._now_s
 
-    def call_ended(self, call: SimCall, segment: Segment) -> None:
-        super().call_ended(call, segment)
-        if call.owner.unfinished_calls > 1 or not self._contexts.policy.evicts_ended_first:
+    def call_left(self, call: SimCall, segment: Segment, *, has_ended: bool) -> None:
+        super().call_left(call, segment, has_ended=has_ended)
+        if not has_ended or call.owner.unfinished_calls > 1 or not self._contexts.policy.evicts_ended_first:
             self._counts.spilled += self._host.keep(call, 0, segment.end)
-
-    def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        super().call_preempted(call, segment)
-        self._counts.spilled += self._host.keep(call, 0, segment.end)
 
 
 _FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
@@ -191,21 +187,14 @@ class TieredKvCache(PolicyKvCache):
     def save(self, call: SimCall, tokens: int) -> int:
         return self._host.keep(call, 0, tokens)
 
-    def call_ended(self, call: SimCall, segment: Segment) -> None:
-        self._stopped(call)
-        super().call_ended(call, segment)
-
-    def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        self._stopped(call)
-        super().call_preempted(call, segment)
-
-    def _stopped(self, call: SimCall) -> None:
+    def call_left(self, call: SimCall, segment: Segment, *, has_ended: bool) -> None:
         self._computing.pop(call, None)
         self._spills.pop(call, None)
         self._runs -= 1
         self._running[call.owner.number] -= 1
         if not self._running[call.owner.number]:
             del self._running[call.owner.number]
+        super().call_left(call, segment, has_ended=has_ended)
 
     # -- contexts
 
@@ -232,7 +221,7 @@ class TieredKvCache(PolicyKvCache):
     def _see_host(self, context: Context) -> None:
         """Note what host memory has of a context."""
         call = self._contexts.call_of[context]
-        seen = context.tokens, self._host.changes_of(call.owner)
+        seen = context.tokens, self._host.changes_of(call)
         if self._seen.get(context) == seen:
             return
         self._seen[context] = seen
@@ -340,12 +329,18 @@ class TieredKvCache(PolicyKvCache):
 
     def _due(self) -> list[Context]:
         memory, now_s, running = self._contexts.refresh(), self._now_s, self._running
-        contexts = [each for each, call in self._contexts.call_of.items() if call.owner.number not in running]
-        for context in contexts:
-            if context.tokens < self._contexts.left_tokens[context]:  # otherwise host memory cannot have more
-                self._see_host(context)
         room_tokens = fetch_ahead.SHARE * self.capacity - (self.capacity - self.free)
-        if not any(0 < each.host_tokens - each.tokens <= room_tokens for each in contexts):
+        left_tokens, is_any, contexts = self._contexts.left_tokens, False, []
+        for each, call in self._contexts.call_of.items():
+            if call.owner.number in running:
+                continue
+            if each.tokens < left_tokens[each]:  # otherwise host memory cannot have more
+                self._see_host(each)
+            is_one = 0 < each.host_tokens - each.tokens <= room_tokens and fetch_ahead.is_likely(each)
+            is_any |= is_one
+            if is_one or each.tokens:  # others are not copied back, and take no room
+                contexts.append(each)
+        if not is_any:
             return []
         return fetch_ahead.contexts_to_fetch(
             [fetch_ahead.expect(context, memory, now_s) for context in contexts],

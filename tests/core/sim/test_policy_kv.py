@@ -55,7 +55,7 @@ def test_a_call_that_fills_no_block_leaves_nothing_to_evict() -> None:
         own = cache.reserve_call(call, *cache.find(call.prefixes()), spec.prompt_tokens)
         cache.trim(own, spec.prompt_tokens % 16)
         cache.release(own)
-        cache.call_ended(call, own)
+        cache.call_left(call, own, has_ended=True)
     assert [leaf.tokens for leaf in cache._leaves] == [64]
 
 
@@ -91,7 +91,7 @@ def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
         own = cache.reserve_call(call, *cache.find(call.prefixes()), spec.prompt_tokens)
         cache.release(own)
         cache.tick(now_s + 1.0)
-        cache.call_ended(call, own)
+        cache.call_left(call, own, has_ended=True)
         blocks.call_grew(running, chain, now_s + 1.0)
         blocks.call_ended(running, now_s + 1.0, tool=calls[index + 1].tool if index < 2 else None)
     (simulated,), (engine,) = cache._contexts.call_of, blocks.tree.contexts_of("p")

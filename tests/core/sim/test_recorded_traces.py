@@ -14,10 +14,11 @@ from sim_programs import chain, programs
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
-from weft.core.sim.kv_cache.blocks import BlockTree
+from weft.core.sim.kv_cache.blocks import BlockTree, block_ends
+from weft.core.sim.kv_cache.host import HostMemory
 from weft.core.sim.kv_cache.kv_replay import replay_all
 from weft.core.sim.replica import SimReplica
-from weft.core.sim.sim_programs import SimProgram
+from weft.core.sim.sim_programs import SimCall, SimProgram
 from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import in_order
 
@@ -142,6 +143,33 @@ def test_blocks_are_common_once_two_programs_have_used_them() -> None:
     assert not any(node.is_common for node in first.path())
     second.use("B")
     assert [node.is_common for node in first.path()] == [False, True]
+
+
+def test_a_copy_concerns_the_programs_that_share_its_blocks() -> None:
+    """A copy of what A computed changes what host memory has for A and for B, which begins with the same blocks. It
+    changes nothing for C, whose context is not looked up again."""
+    specs = [turns(name, ids) for name, ids in (("A", (1, 2, 3)), ("B", (1, 2, 4)), ("C", (5, 6, 7)))]
+    host, calls = HostMemory(1000), []
+    for number, (spec, ends) in enumerate(zip(specs, block_ends(specs), strict=True)):
+        owner = SimProgram(spec, number, end_nodes=ends)
+        view, call = owner.view, spec.calls[0]
+        ends[0].use(number)
+        calls.append(
+            SimCall(
+                "0",
+                view,
+                call.prompt_tokens,
+                spec=call,
+                owner=owner,
+                index=0,
+                inherited=view.attained,
+                end_node=ends[0],
+            )
+        )
+    before = [host.changes_of(call) for call in calls]
+    assert host.keep(calls[0], 0, 3 * BLOCK) == 3 * BLOCK
+    assert [host.held(call) for call in calls] == [3 * BLOCK, 2 * BLOCK, 0]
+    assert [host.changes_of(call) > was for call, was in zip(calls, before, strict=True)] == [True, True, False]
 
 
 def test_block_hashes_agree_with_the_tree() -> None:
