@@ -27,7 +27,7 @@ class Fcfs(Policy):
 
 
 @register("priority", "first come, first served by program: a program's calls go before those of later ones")
-class Priority(Policy):
+class Priority(Fcfs):
     """What a user of stock vLLM can do for programs by giving each call a priority.
 
     A program's calls go before those of programs that arrived later at this engine. Calls of one program are first
@@ -36,30 +36,20 @@ class Priority(Policy):
     KV blocks run out, those of the latest program first.
     """
 
-    ranks_follow_prompts = False
     ranks_follow_time = False
-    preempts = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._order = itertools.count()
 
     def rank(self, call: Call, now_s: float) -> Rank:
         return Rank(0, call.program.arrival_order, next(self._order))
 
 
 @register("sjf", "shortest call first, which knows the output lengths", simulation_only=True)
-class Sjf(Policy):
+class Sjf(Fcfs):
     """Runs the calls with the least work first, whatever work their programs have left. It does not preempt."""
 
-    preempts = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._arrivals = itertools.count()
+    ranks_follow_prompts = True
 
     def rank(self, call: Call, now_s: float) -> Rank:
-        return Rank(0, call.predicted_own_tokens, next(self._arrivals))
+        return Rank(0, call.predicted_own_tokens, next(self._order))
 
 
 def remaining_work(call: Call) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Final, TypedDict, cast
 from uuid import UUID
 
@@ -251,17 +251,13 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._leave_block(error)
 
     async def __aenter__(self) -> Program:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._leave_block(error)
 
     def _leave_block(self, error: BaseException | None) -> None:

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from weft.core.errors import EngineClosedError, EngineError
@@ -367,17 +366,13 @@ class FrontEnd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if not self._life.is_forked:  # a child that leaves the block on its way out leaves the engine to its parent
             self.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if not self._life.is_forked:
             await settled(in_thread(self.shutdown))

@@ -151,20 +151,15 @@ class ServedEngine(EngineClient):
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    async def is_tracing_enabled(self) -> bool:
-        return False
-
-    async def is_sleeping(self) -> bool:
-        return False
-
     async def is_paused(self) -> bool:
         return False
 
-    async def do_log_stats(self) -> None:
-        """Does nothing: the replicas log their own figures."""
+    is_tracing_enabled = is_sleeping = is_paused
 
-    async def notify_kv_transfer_request_rejected(self, *_arguments: Any, **_keywords: Any) -> None:
-        """Does nothing: no KV waits for a request."""
+    async def do_log_stats(self, *_arguments: Any, **_keywords: Any) -> None:
+        """Does nothing: the replicas log their own figures, and no KV waits for a request."""
+
+    notify_kv_transfer_request_rejected = do_log_stats
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Does nothing: who started the engine ends it."""

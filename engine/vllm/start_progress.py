@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from weft.engine.processes.logs import last_line
@@ -57,9 +56,7 @@ class StartProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._line is not None:
             self._line.close()
 

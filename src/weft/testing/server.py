@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from socket import create_server
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from weft.core.ids import CallId
@@ -119,7 +118,5 @@ class ScriptedServer:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
-        return self._open.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> Any:
+        return self._open.__exit__(*error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -129,9 +128,7 @@ class StateClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self._http.aclose()
 
 
