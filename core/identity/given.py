@@ -31,7 +31,9 @@ _MOST_GIVERS: Final = 10_000  # of short answers
 _TURN_BYTES: Final = 8 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
 _CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
 _END_BYTES: Final = 40  # folded, of a question that a client has changed at its beginning
-_SHORTEST_BYTES: Final = 4  # folded, of an answer
+_SHORTEST_BYTES: Final = 4  # folded, of such a text
+_MOST_LINES: Final = 4  # of an answer, that tell something; and items, the latest, in which they are looked for
+_ENDS: Final = b".,:;!?"  # of an answer, that clients may leave out
 _WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
 
@@ -281,6 +283,7 @@ class _Turn(NamedTuple):
     question: bytes  # what the program told its model first, without the system prompt
     told: bytes  # what it told its model last, without the system prompt
     answer: bytes = b""  # what its model said to that; b"": it has not answered, called a tool, or said too much
+    lines: tuple[bytes, ...] = ()  # the first ones of that which are neither short nor long
     words: tuple[bytes, ...] = ()  # in the names and the arguments of the tools that it called
 
 
@@ -317,13 +320,14 @@ class Turns:
         turn = turns.get(program_id)
         if turn is not None:
             calls = [item for item in answer if item[0] == "call"]
-            text = b"" if calls else _kept(folded_texts(answer).lower().strip(b".,:;!?"))
+            text = b"" if calls else _kept(folded_texts(answer).lower().strip(_ENDS))
             words = tuple({word for call in calls for word in _words_of(call)})
-            turns[program_id] = turn._replace(answer=text if len(text) >= _SHORTEST_BYTES else b"", words=words)
-            if SHORT_BYTES <= len(text) < LONG_BYTES:
-                is_only = self._givers.get(scope, text) in (None, program_id)
-                is_new = text not in turn.told and text not in turn.question
-                self._givers.put(scope, text, program_id if is_only and is_new else SEVERAL)
+            lines = [line for line in _lines_of(answer) if len(line) < LONG_BYTES][:_MOST_LINES] if text else []
+            turns[program_id] = turn._replace(answer=text, words=words, lines=tuple(lines))
+            for each in {text, *lines} if SHORT_BYTES <= len(text) < LONG_BYTES else lines:
+                known = self._givers.get(scope, each)
+                is_new = known is None and each not in turn.told and each not in turn.question
+                self._givers.put(scope, each, program_id if is_new or known == program_id else SEVERAL)
 
     def find(
         self, scope: str, items: list[Item], system: bytes, given: Mapping[Item, Mapping[ProgramId, Question | None]]
@@ -339,14 +343,28 @@ class Turns:
         first = [item for item in takewhile(is_answer, without_system(items)) if item in given]
         told = [*first, *(item for item in items if not is_answer(item))]
         is_told, plain = len(told) == len(items), folded_texts(without_system(told)).lower()
-        lines = (line for item in without_system(told) for each in texts_of(item) for line in each.splitlines())
-        tasks = [line.lower() for line in map(folded, lines) if len(line) >= SHORT_BYTES] if not is_told else []
-        is_own = any(len(had) == 1 and len(folded_texts([item])) >= SHORT_BYTES for item, had in given.items())
+        tasks = _lines_of(without_system(told)) if not is_told else []
+        canned = [each for each in items[-_MOST_LINES:] if is_answer(each) and each not in given]
+        lines = _lines_of([each for each in canned if sum(map(len, each)) <= _TURN_BYTES])
+        inside, likely = _SEPARATOR.join(lines), sample_of(system)
+        is_own = any(
+            len(folded_texts([item])) >= SHORT_BYTES or (had is not None and had.place and had.has_system_like(likely))
+            for item, owners in given.items()
+            for had in (owners.values() if len(owners) == 1 else ())
+        )
+
+        def is_of(part: bytes, where: bytes, program_id: ProgramId) -> bool:
+            return self._givers.get(scope, part) == program_id and part in where
+
         found = set()
         for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
-            is_said = self._givers.get(scope, turn.answer) == program_id and not _is_asked(turn.told, text)
-            if is_said := is_said and (turn.answer in text or turn.answer in plain):  # lines take long to look for
-                is_said = turn.answer in (text if any(line in turn.question for line in tasks) else plain)
+            is_said = is_of(turn.answer, plain, program_id)
+            # A line of its own is as likely another model's.
+            parts = (line for line in turn.lines if line in inside and line not in lines)
+            if not is_said and not is_told:
+                is_said = is_of(turn.answer, text, program_id) or any(is_of(line, inside, program_id) for line in parts)
+                is_said = is_said and any(line in turn.question for line in tasks)  # which takes long to look for
+            is_said = is_said and not _is_asked(turn.told, text[:-SHORT_BYTES])  # its own question stands at its end
             is_asked = len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
             if is_said or (is_own and is_asked) or (is_told and _goes_on(turn, texts, text, around)):
                 had = [each.get(program_id) for each in given.values()]
@@ -361,14 +379,21 @@ def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> boo
     if len(task) > SHORT_BYTES and text.startswith(task):
         behind = text[len(task) :]
         is_said = len(turn.answer) >= SHORT_BYTES // 2 and turn.answer in behind
+        is_said = is_said or (turn.answer != b"" and behind.partition(_SEPARATOR)[0].strip(_ENDS) == turn.answer)
         return is_said or any(word in behind or word in system for word in turn.words if word not in task)
     is_template = SHORT_BYTES <= len(text) < len(turn.told) and all(each in turn.told for each in texts)
-    return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
+    return is_template and _SHORTEST_BYTES <= len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
 
 
 def _is_asked(question: bytes, text: bytes) -> bool:
     """Whether a text has the end of a question, or of a sample's tail of it."""
     return len(question) >= SHORT_BYTES and question[-_END_BYTES:] in text
+
+
+def _lines_of(items: list[Item]) -> list[bytes]:
+    """The lines of items that are not short, folded and in lower case."""
+    lines = (folded(line).lower() for item in items for text in texts_of(item) for line in text.splitlines())
+    return [line for line in lines if len(line) >= SHORT_BYTES]
 
 
 def _kept(text: bytes) -> bytes:

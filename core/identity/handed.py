@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from weft.core.identity.conversations import quotes_in
@@ -35,14 +35,19 @@ class Handed:
         self._is_open = is_open
         self._tasks: Recent[HandedText] = Recent(most)
 
-    def add(self, scope: str, start: Digest, task: HandedText, texts: list[str], entries: list[str]) -> list[Digest]:
-        """Note texts that may be a whole message, and entries that may stand in one. Returns their digests."""
-        digests = [digest_of(start, way, text) for way, each in (("text", texts), ("entry", entries)) for text in each]
-        for digest in digests:
+    def add(
+        self, scope: str, start: Digest, task: HandedText, texts: list[tuple[str, str]], told: Collection[str]
+    ) -> list[Digest]:
+        """Note texts that may be a whole message, and entries that may stand in one. Returns their digests. Those that
+        the model was told are no tasks, but then they are no other program's either."""
+        is_new = {digest_of(start, *each): each[1] not in told for each in texts}
+        for digest, is_task in is_new.items():
             known = self._tasks.get(scope, digest)
-            is_only = known is None or known.program_id == task.program_id
-            self._tasks.put(scope, digest, task if is_only else task._replace(program_id=SEVERAL))
-        return digests
+            if known is not None and known.program_id != task.program_id:
+                self._tasks.put(scope, digest, task._replace(program_id=SEVERAL))
+            elif is_task:
+                self._tasks.put(scope, digest, task)
+        return [digest for digest, is_task in is_new.items() if is_task]
 
     def drop(self, scope: str, digests: Iterable[Digest]) -> None:
         """Their tool call has returned, so they are nobody's task any more."""

@@ -342,11 +342,14 @@ class Lineage:
         if counts[program_id] < 2:
             lead = self._before(asked, program_id, first)[1]
             is_new = lead is not None and had.lead is not None and lead != had.lead
-            has_gone_on = had.next is not None and not had.next.is_related_to(_behind(said, known))
-            if is_new or (has_gone_on and not self._has_answer(asked, program_id, known)):
+            behind = _behind(said, known)
+            is_same = had.next is None or any(map(had.next.is_related_to, (behind, behind.partition(b"\0")[0])))
+            if is_new or not (is_same or self._has_answer(asked, program_id, known)):
                 return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
         is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
-        if not is_enough or (counts[program_id] < 2 and not had.has_system_like(asked.system.sample)):
+        agents = self._agents.get(asked.scope, digest_of(b"agents", program_id)) or [] if had.next is None else []
+        is_agent = asked.system.text != b"" and any(each.is_nearly(asked.system.of_agent) for each, _kind in agents)
+        if not is_enough or (counts[program_id] < 2 and not is_agent and not had.has_system_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
 
@@ -532,14 +535,13 @@ class Lineage:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
         said = placed.said
         assert said is not None  # noqa: S101  see `answered`
-        new = {text for text in {*texts, *entries} if not self._is_told(scope, text, said)}
-        if not new:
-            return []
-        told = [*texts_of(next(_told_before(said.items, len(said.items)), ("other",)))]
-        asked = folded(told[-1][-_GIVEN_BYTES:].rstrip().rpartition("\n")[2])[-_LINE_BYTES:] if told else b""
-        task = HandedText(placed.identity.program_id, kind, asked)
-        texts, entries = [each for each in texts if each in new], [each for each in entries if each in new]
-        return self._handed.add(scope, placed.start, task, texts, entries)
+        told = {text for text in {*texts, *entries} if self._is_told(scope, text, said)}
+        asked = [*texts_of(next(_told_before(said.items, len(said.items)), ("other",)))][-1:]
+        lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
+        line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
+        task = HandedText(placed.identity.program_id, kind, line)
+        ways = [("text", each) for each in texts] + [("entry", each) for each in entries]
+        return self._handed.add(scope, placed.start, task, ways, told)
 
     def _is_told(self, scope: str, text: str, said: Said) -> bool:
         """Whether a model has a text from its prompt, or may have it."""

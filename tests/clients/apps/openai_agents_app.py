@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from uuid import uuid4
 
 from agents import (
     Agent,
@@ -38,6 +39,11 @@ async def main(case: str) -> None:
     desk = Agent(name="desk", instructions="You are the desk.", handoffs=[reporter], model=model)
     if "two at once" in case:
         await asyncio.gather(Runner.run(chief, QUESTION), Runner.run(chief, "How is the weather in Oslo?"))
+    elif case == "header":  # two at once that share nothing but the run
+        run = {"weft-program-id": str(uuid4())}
+        named = OpenAIChatCompletionsModel("scripted", AsyncOpenAI(default_headers=run))
+        agents = [Agent(name=who, instructions=f"You are the {who}.", model=named) for who in ("reporter", "editor")]
+        await asyncio.gather(*(Runner.run(agent, "Hello, sea") for agent in agents))
     elif "handoff" in case:
         await Runner.run(desk, QUESTION)
     elif case == "judge":

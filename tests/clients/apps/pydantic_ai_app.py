@@ -29,10 +29,11 @@ def weather(city: str) -> str:
 
 
 async def shorter(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """Have another agent write a summary, as pydantic-ai's documents show it."""
+    """Have another agent write a summary, as pydantic-ai's documents show it, or with a question of its own."""
     if len(messages) < 5:
         return messages
-    summary = await Agent(model, instructions="Sum up this conversation.").run(message_history=messages[:3])
+    asked = "Sum up." if sys.argv[1] == "prompted summary" else None
+    summary = await Agent(model, instructions="Sum up this conversation.").run(asked, message_history=messages[:3])
     return summary.new_messages() + messages[-1:]
 
 
@@ -44,7 +45,7 @@ async def main(case: str) -> None:
         async with reporter.run_stream("Talk for ever.") as result:
             async for _text in result.stream_text(debounce_by=None):
                 break
-    elif case == "summary":
+    elif "summary" in case:
         guide = Agent(model, instructions="You are the guide.", capabilities=[ProcessHistory(shorter)])
         said: list[ModelMessage] = []
         for asked in (question, "And the wind?", "And tomorrow?"):

@@ -650,6 +650,80 @@ def test_a_short_answer_is_found_in_an_answer_that_nobody_gave() -> None:
     assert server.call(step, "It is warm.") != first  # a model gave that answer, to another question
 
 
+def test_a_line_of_an_answer_is_found_in_an_answer_that_nobody_gave() -> None:
+    """As where an agent that plans its next steps gets its calls without what it thought. A line of the task must stand
+    before it. As a line of its own it may be another model's, as in an example, and so it may if several gave it."""
+    step, ferry = "Thought: look.\n<code>\nprint(tide(port='Bergen'))\n</code>", "New task:\nWhen can the ferry leave?"
+    plan = ("Calling tools: [{'arguments': \"print(tide(port='Bergen'))\"}]", "Observation: ebb. Now plan again.")
+    server = Server()
+    first = server.call(prompted("You write code.", ferry, "I look first.", "Now go on."), step)
+    assert server.call(prompted("You plan.", "New task:\nWhere is the mill?", *plan), "x") != first
+    assert server.call(prompted("You plan.", ferry, "print(tide(port='Bergen'))", plan[1]), "x") != first
+    assert server.call(prompted("You plan.", ferry, *plan), "Wait for the flood.") == first
+    twin = server.call(prompted("You write code.", "Code for a port, please."), step)
+    assert twin != first
+    assert server.call(prompted("You plan again.", ferry, *plan), "Wait for the flood.") not in (first, twin)
+
+
+def test_a_short_answer_before_its_question_at_the_end_is_no_example() -> None:
+    """As where a question is written anew for a search, and the agent that answers gets both. In an example the answer
+    stands behind the question."""
+    asked, anew = "When did the ferries leave Bergen?", "ferries Bergen departure times"
+    results = f"Results for '{anew}':\n1. A timetable of 1907\n\nQuestion: {asked}"
+    for found, joins in ((results, True), (f"{asked}\n{anew}", False), (f"{results}\n{anew}", False)):
+        server = Server()
+        first = server.call(prompted("Write the question for a search engine.", asked), anew)
+        assert (server.call(prompted("Answer from the documents.", found), "At dawn.") == first) is joins
+    server = Server()
+    known = {server.call(prompted(system, asked), anew) for system in ("Write it anew.", "Write the question anew.")}
+    assert server.call(prompted("Answer from the documents.", results), "At dawn.") not in known
+
+
+def test_an_agent_gets_its_question_with_its_latest_answer_alone() -> None:
+    """As where a client sends an answer that is not valid back, without the attempts before it. Under another system
+    prompt it may be an example, and an answer that several were given is nobody's."""
+    asked, again = "When does the ferry leave?", "That is no JSON. Again, please."
+    server = Server()
+    first = server.call(prompted("JSON only.", asked), "At six.")
+    assert server.call(prompted("JSON only.", asked, "At six.", again), "At 6:00.") == first
+    assert server.call(prompted("You judge.", asked, "At 6:00.", again), "x") != first
+    assert server.call(prompted("JSON only.", asked, "At 6:00.", again), "6") == first
+    server = Server()
+    known = {server.call(prompted("JSON only.", asked), each) for each in ("At six.", "At seven.")}
+    for each in ("At six.", "At seven."):
+        known.add(server.call(prompted("JSON only.", asked, each, again), "At 6:00."))
+    assert server.call(prompted("JSON only.", asked, "At 6:00.", again), "6") not in known
+
+
+def test_an_agent_goes_on_from_what_another_one_of_its_program_answered() -> None:
+    """As where a summary stands for the conversation, with the question to which it was given. An exchange that the
+    program has gone on from is an example, and so is one for an agent that the program does not have."""
+    talk = ("Where is the lighthouse?", "It is north of here.", "And the mill?")
+    summary = ("Sum up.", "They look for a lighthouse.", "And the ferry?")
+    server = Server()
+    first = server.call(prompted("You are the guide.", *talk[:1]), talk[1])
+    assert server.call(prompted("You are the guide.", *talk), "By the river.") == first
+    assert server.call([*prompted("Make it short.", *talk), *said("Sum up.")], summary[1]) == first
+    assert server.call(prompted("Sell boats to them, with a smile.", *summary), "x") != first
+    assert server.call(prompted("You are the guide.", *summary), "At the quay.") == first
+    assert server.call(prompted("You are the guide.", *summary[:2], "What is new?"), "x") != first
+
+
+def test_a_word_behind_the_task_is_in_the_program() -> None:
+    """However short the task and the answer are, if two runs with that task were answered in other words. If both said
+    the same, nobody can say whose it is; nor is it an answer if the model had it as its own."""
+    task = "Shall the boat sail now?"
+    server = Server()
+    one, two = (server.call(prompted("You decide.", task), each) for each in ("Yes.", "No."))
+    assert server.call(prompted("Find a reason against it.", task, "Yes.", "Is that right?"), "Why?") not in (one, two)
+    assert server.call(prompted("Find a reason against it.", task) + said("Yes."), "Why?") == one
+    assert server.call(prompted("Find a reason against it.", task) + said("No"), "Why?") == two
+    assert server.call(prompted("Find a reason against it.", task) + said("Yes, it may."), "Why?") not in (one, two)
+    server = Server()
+    known = {server.call(prompted("You decide.", task), "42") for _run in range(2)}
+    assert server.call(prompted("Find a reason against it.", task) + said("42"), "Why?") not in known
+
+
 def test_another_agent_gets_the_task_with_an_answer_of_the_program() -> None:
     """A judge gets the conversation, a writer only its latest draft; a summary stands for what was before it."""
     task, drafts, server = (
@@ -759,6 +833,21 @@ def test_a_step_of_a_plan_may_stand_in_a_template(plan: str) -> None:
     found = [server.call(prompted("Do it.", f"Step: {step}\nSo far: nothing"), step[:9]) for step in steps]
     assert found == [first, first]
     assert server.call(prompted("Do it.", f"Now:\n{steps[1]}\nGo on."), "In May.") == first
+
+
+def test_a_sub_question_is_in_the_program_whatever_stands_behind_the_question() -> None:
+    """The prompt may end with a mark, such as where to answer: what counts is the last line that says something. A text
+    that another program's model wrote, too, is nobody's, also if that one had been told it."""
+    asked = "<Question>\nCompare the ferries of 1901 and 1903.\n<Output>\n"
+    split = json.dumps({"items": [{"q": f"When did the ferry of {year} leave?"} for year in (1901, 1903)]})
+    query = "Some context.\nAnswer the query.\nQuery: When did the ferry of 1903 leave?\nAnswer: "
+    server = Server()
+    other = server.send(said(f"Say this again: {split}"))
+    first = server.call(said(asked), split)
+    assert server.call(prompted("You answer.", f"Compare the ferries of 1901 and 1903.\n{query}"), "x") != first
+    assert server.call(prompted("You answer.", query), "At nine.") == first
+    server.answer(other, split)
+    assert server.call(prompted("You answer again.", query), "At nine.") != first
 
 
 def test_a_step_of_a_plan_in_a_template_may_be_no_evidence() -> None:
