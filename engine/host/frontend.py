@@ -122,6 +122,7 @@ class FrontEnd:
         )
         if self._history is not None:
             self._history.save_on(loop)
+            self._save = weakref.finalize(self, not_in_forks(self._history.save))  # also if it is not shut down
         self.forecasts = self._history.graphs if self._history is not None else ExecutionGraphs()
         table.forecasts = self.forecasts.rows
         self.observe(Forecasts(self.forecasts, self._history))
@@ -153,8 +154,6 @@ class FrontEnd:
         if self._listener is not None:
             self._listener.serve(self, self._loop)
             self._log.info("engine listens", url=self._listener.url)
-        if self._history is not None:  # for an engine that is not shut down
-            weakref.finalize(self, not_in_forks(self._history.save))
 
     # -- what servers and monitors ask
 
@@ -358,7 +357,7 @@ class FrontEnd:
         if self._learned is not None:
             self._learned.close()
         if self._history is not None:
-            self._history.save()
+            self._save()
         self._stop_listening()
         self._finalizer()
         self._log.info("engine shut down")

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -180,6 +181,24 @@ def test_nothing_is_lost_in_lives_that_once_went_wrong() -> None:
     call that was aborted."""
     for seed in (589, 500016, 5000139):
         live(range(seed, seed + 1))
+
+
+def test_an_engine_that_was_shut_down_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one with a history, which is saved when an engine is collected."""
+    from simulated_life import Life
+
+    engines, with_history = [], 0
+    with monkeypatch.context() as patch:
+        patch.setattr("simulated_server._apps", [])  # lives share the application of the last one
+        for seed in range(4):
+            life = Life(seed)
+            life.run()
+            engines.append(weakref.ref(life.engine))
+            with_history += life.engine._history is not None
+            del life
+    gc.collect()
+    assert with_history
+    assert [engine() for engine in engines] == [None] * len(engines)
 
 
 @pytest.mark.slow
