@@ -1,4 +1,4 @@
-"""LangGraph: map and reduce with Send, a supervisor, a swarm, reflection, and Deep Agents."""
+"""LangGraph: map and reduce with Send, a supervisor, a swarm, reflection, Deep Agents, and LangChain's batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import operator
 import sys
 from typing import Annotated, Any, TypedDict
+from uuid import uuid4
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
@@ -106,9 +107,16 @@ async def resume(question: str) -> None:
         await agent.ainvoke({"messages": [("user", text)]}, {"configurable": {"thread_id": "one"}})
 
 
+async def header(question: str) -> None:
+    """Two prompts at once, which share nothing but the run."""
+    model = ChatOpenAI(model="scripted", default_headers={"weft-program-id": str(uuid4())})
+    await model.abatch([f"Sum up: {question}", "The keeper counts eels. In a word?"])
+
+
 async def main(case: str) -> None:
     name, _, how = case.partition(" ")
     apps = {"send": send, "supervisor": supervisor, "swarm": swarm, "resume": resume, "reflection": reflection}
+    apps["header"] = header
     app = apps.get(name, deepagents)
     if how == "two at once":
         await asyncio.gather(app("About ships in Rome."), app("About ships in Oslo."))

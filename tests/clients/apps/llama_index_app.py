@@ -1,17 +1,20 @@
-"""LlamaIndex: an agent with a tool, and a team with a handoff."""
+"""LlamaIndex: an agent with a tool, a team with a handoff, and two calls of one run."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from uuid import uuid4
 
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.memory import Memory
 from llama_index.llms.openai_like import OpenAILike
 
+run = {"weft-program-id": str(uuid4())} if sys.argv[1] == "header" else None
 model = OpenAILike(
     model="scripted",
+    default_headers=run,
     api_base=os.environ["OPENAI_BASE_URL"],
     api_key="none",
     is_chat_model=True,
@@ -35,6 +38,8 @@ async def main(case: str) -> None:
     question = "How is the weather in Rome?"
     if case == "two at once":
         await asyncio.gather(reporter().run(question), reporter().run("How is the weather in Oslo?"))
+    elif case == "header":  # two at once that share nothing
+        await asyncio.gather(*(model.acomplete(f"Name a {thing}.") for thing in ("fish", "bird")))
     elif case == "handoff":
         desk = FunctionAgent(
             name="desk",
