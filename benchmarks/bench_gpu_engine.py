@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any, Final
 
 import typer
@@ -40,32 +41,27 @@ def main(
     chunk_tokens: Annotated[int, typer.Option(help="The most tokens of a step.")] = 2048,
     model: Annotated[str, typer.Option(help=f"{', '.join(SHAPES)}: the shape of the model.")] = "8b",
     budget_s: Annotated[float, typer.Option(help="After so many seconds no further engine starts.")] = 400.0,
-    profile: Annotated[bool, typer.Option("--profile", help="Measure stock vLLM's steps instead.")] = False,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> None:
     """Replay a trace under each baseline."""
     out.mkdir(parents=True, exist_ok=True)
-    if profile:
-        measure_steps(model, out / "profile.json", batch_size, chunk_tokens, kv_tokens)
-        return
+    sizes = {"kv_tokens": kv_tokens, "host_gib": host_gib, "batch_size": batch_size, "chunk_tokens": chunk_tokens}
     if child:
-        found = run(trace, baselines, scale, kv_tokens, host_gib, batch_size, chunk_tokens, model)
-        (out / f"{baselines}.json").write_text(json.dumps(found))
+        (out / f"{baselines}.json").write_text(json.dumps(run(trace, baselines, scale, model, **sizes)))
         return
-    began_s = time.monotonic()
+    given = sizes | {"out": out, "scale": scale, "model": model}
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+    began_s, has_failed = time.monotonic(), False
     for name in baselines.split(","):
-        path = out / f"{name}.json"
-        if path.exists() or time.monotonic() - began_s > budget_s:
+        if (out / f"{name}.json").exists() or time.monotonic() - began_s > budget_s:
             continue
-        options = [f"--{key}={value}" for key, value in {
-            "out": out, "baselines": name, "scale": scale, "kv-tokens": kv_tokens, "host-gib": host_gib,
-            "batch-size": batch_size, "chunk-tokens": chunk_tokens, "model": model,
-        }.items()]  # fmt: skip
         typer.echo(name)
-        subprocess.run([sys.executable, __file__, str(trace), *options, "--child"], check=False)  # noqa: S603
+        command = [sys.executable, __file__, str(trace), *options, f"--baselines={name}", "--child"]
+        has_failed |= subprocess.run(command, check=False).returncode != 0  # noqa: S603
     table = "\n".join(rows([out / f"{name}.json" for name in baselines.split(",")]))
     (out / "table.md").write_text(table + "\n")
     typer.echo(table)
+    raise typer.Exit(has_failed)
 
 
 def make_model(shape: str, folder: Path) -> Path:
@@ -89,16 +85,7 @@ def capacity(shape: str, batch_size: int, chunk_tokens: int, kv_tokens: int, hos
     return EngineCapacity(batch_size, kv_tokens // BLOCK_TOKENS, chunk_tokens, 1, host_gib=host_gib, more=more)
 
 
-def run(
-    trace: Path,
-    name: str,
-    scale: float,
-    kv_tokens: int,
-    host_gib: float,
-    batch_size: int,
-    chunk_tokens: int,
-    shape: str,
-) -> dict[str, Any]:
+def run(trace: Path, name: str, scale: float, shape: str, **sizes: Any) -> dict[str, Any]:
     """Replay the trace on an engine in this process. Warms up with the first three programs and other prompts."""
     from common import machine
 
@@ -113,9 +100,9 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
         path = make_model(shape, Path(folder))
-        sizes = capacity(shape, batch_size, chunk_tokens, kv_tokens, host_gib)
-        most_tokens, vocabulary = model_limits(path, sizes)
-        engine = Stepper(path, baseline_of(name), sizes, most_tokens, counts_steps=False)
+        room = capacity(shape, **sizes)
+        most_tokens, vocabulary = model_limits(path, room)
+        engine = Stepper(path, baseline_of(name), room, most_tokens, counts_steps=False)
         started_s = time.monotonic() - began_s
         made = make_round(str(trace), AS_RECORDED, 0, Scaling(scale, most_tokens, whole_steps=False),
                           programs=1 << 30, seed=0)  # fmt: skip
@@ -134,21 +121,6 @@ def run(
     }  # fmt: skip
 
 
-def measure_steps(shape: str, path: Path, batch_size: int, chunk_tokens: int, kv_tokens: int) -> None:
-    """Fit the times of stock vLLM's steps, as `weft profile` does."""
-    from weft.bench.engines import run_in_this_process
-    from weft.bench.profile import profile
-
-    run_in_this_process()
-    with tempfile.TemporaryDirectory() as folder:
-        made = make_model(shape, Path(folder))
-        more = dict(capacity(shape, batch_size, chunk_tokens, kv_tokens, 0.0).more)
-        sizes = {"batch_size": batch_size, "chunk_tokens": chunk_tokens, "kv_tokens": kv_tokens}
-        found = profile(str(made), **sizes, engine_args=more, begin=lambda _: None, advance=lambda: None)
-    found.engine.write(path)
-    typer.echo(found)
-
-
 def device() -> str:
     """The name of the GPU, or of none."""
     import torch
@@ -158,20 +130,19 @@ def device() -> str:
 
 def rows(paths: list[Path]) -> list[str]:
     """The table of the engines that have run."""
-    import numpy as np
+    from weft.core.sim.result import percentile
 
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     lines = [
         "| engine | mean s | ÷ first | p95 | p99 | last end | busy s | steps | computed tokens | from host memory |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for each in found:
-        took_s = [program["seconds"] for program in each["programs"]]
-        first_s = [program["seconds"] for program in found[0]["programs"]]
-        p95, p99 = np.percentile(took_s, (95, 99))
+    seconds = [[program["seconds"] for program in each["programs"]] for each in found]
+    for each, took_s in zip(found, seconds, strict=True):
+        p95, p99 = (percentile(took_s, percent) for percent in (95, 99))
         counts = each["counts"]
         lines.append(
-            f"| {each['baseline']} | {np.mean(took_s):.1f} | {np.mean(took_s) / np.mean(first_s):.2f} | {p95:.1f} | "
+            f"| {each['baseline']} | {mean(took_s):.1f} | {mean(took_s) / mean(seconds[0]):.2f} | {p95:.1f} | "
             f"{p99:.1f} | {each['seconds']:.1f} | {each['busy_s']:.1f} | {each['busy_steps']:,} | "
             f"{counts['computed_tokens']:,} | {each['swapped_tokens']:,} |"
         )

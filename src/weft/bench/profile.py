@@ -8,10 +8,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weft.bench.baselines import baseline_of
 from weft.bench.engines import model_folder, run_in_this_process, token_ids
@@ -70,7 +70,6 @@ def profile(
     kv_tokens: int | None,
     begin: Callable[[int], object],
     advance: Callable[[], object],
-    engine_args: Mapping[str, Any] | None = None,
 ) -> Profile:
     """Start stock vLLM with a model in this process, measure its steps, and fit their times.
 
@@ -80,7 +79,6 @@ def profile(
         kv_tokens: The tokens that the KV cache holds. By default vLLM sizes it.
         begin: Called with the number of crowds of calls, when the engine has started.
         advance: Called when a crowd has ended.
-        engine_args: Other arguments of vLLM's.
 
     Raises:
         VllmUnavailableError, UnsupportedVllmError, ModelNotFoundError, EngineStartError: The engine cannot start.
@@ -93,7 +91,7 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         path = model_folder(model, Path(folder))
         blocks = None if kv_tokens is None else kv_tokens // BLOCK_TOKENS
-        capacity = EngineCapacity(batch_size, blocks, chunk_tokens, engines=1, more=engine_args or {})
+        capacity = EngineCapacity(batch_size, blocks, chunk_tokens, engines=1)
         most_tokens, vocabulary = model_limits(path, capacity)
         engine = Stepper(path, baseline_of("stock-fcfs"), capacity, most_tokens, counts_steps=False)
         limits = engine.limits

@@ -90,8 +90,8 @@ def _setup(settings: BenchSettings, rounds: Sequence[Round]) -> Iterator[str]:
         f"per step. Lengths and times of the trace are multiplied by {settings.scale:g}, so a rate is a rate of the "
         f"unscaled trace. Calls that were truncated to {limit} tokens: {truncated}."
     )
-    if any(baseline_of(name).swaps for name in settings.baselines):
-        yield (f"\nOnly *default* and baselines with *swap* in their names have host memory for KV, {HOST_GIB:g} GiB.")
+    if hosts := [f"*{name}*" for name in settings.baselines if baseline_of(name).swaps]:
+        yield f"\nHost memory for KV, {HOST_GIB:g} GiB: {', '.join(hosts)}."
     unit = f"engine steps of {STEP_S * 1e3:g} ms" if settings.clock == "steps" else "seconds in which the engine works"
     yield (
         f"\nCalls arrive by {unit}. Figures are medians over rounds, with (lowest, highest). Ratios are taken in each "
