@@ -74,16 +74,17 @@ class Attained:
         """The values as they are now."""
         return Attained(self.service_s, self.total_service_s, self.wait_s, self.total_wait_s)
 
-    def fold(self, inherited: Attained, account: Account) -> None:
+    def fold(self, inherited: Attained, service_s: float, wait_s: float) -> None:
         """Add a call that has left the engine (Alg. 1 lines 1-7).
 
         Args:
             inherited: the program's values when the call arrived (line 11, `c.service`).
-            account: the cost of the call. Its `service_s` is `c.model_time`.
+            service_s: the call's service, in seconds: `c.model_time`.
+            wait_s: the call's wait, in seconds.
         """
-        self.keep_longer_chain(inherited.service_s + account.service_s, inherited.wait_s + account.wait_s)
-        self.total_service_s += account.service_s
-        self.total_wait_s += account.wait_s
+        self.keep_longer_chain(inherited.service_s + service_s, inherited.wait_s + wait_s)
+        self.total_service_s += service_s
+        self.total_wait_s += wait_s
 
     def merge(self, other: Attained) -> None:
         """Take over newer values from another copy. Sums and the longest chain only grow, so the larger is newer."""

@@ -151,7 +151,7 @@ class ProcessTable(ShownAsTable):
                 row.idle_threads[thread_id] = None
                 if len(row.idle_threads) > KEEP_IDLE_THREADS:
                     _fold(row, next(iter(row.idle_threads)))
-            row.attained.fold(call.inherited, call.account)
+            row.attained.fold(call.inherited, call.account.service_s, call.account.wait_s)
             row.last_completion_s = now_s
             if not row.in_flight:
                 row.state = ProgramState.IDLE

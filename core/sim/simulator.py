@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias, cast
 
-from weft.core.accounts import Account
 from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import ProgramChanged, registration
@@ -250,7 +249,7 @@ class _Simulation:
     def _call_ends(self, call: SimCall, replica: SimReplica) -> None:
         program, number = call.owner, replica.number
         program.calls_in_flight -= 1
-        program.view.attained.fold(call.inherited, Account(call.total_service_s, call.total_wait_s))
+        program.view.attained.fold(call.inherited, call.total_service_s, call.total_wait_s)
         replica.policy.on_event(ProgramChanged(program.view))
         self._waits_s[program.number] += call.total_wait_s
         self._services_s[program.number] += call.total_service_s

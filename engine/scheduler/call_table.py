@@ -136,7 +136,7 @@ class CallTable:
         ledger.sequences -= 1
         if ledger.sequences == 0:
             del self._ledgers[ledger.program_id, ledger.call_id]
-            program.view.attained.fold(ledger.inherited, ledger.account())
+            program.view.attained.fold(ledger.inherited, ledger.service_s, ledger.wait_s)
             self._policy.on_event(ProgramChanged(program.view))
         program.requests -= 1
         if program.requests == 0:

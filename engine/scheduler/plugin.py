@@ -211,7 +211,7 @@ class WeftScheduler(AsyncScheduler):
             self._left[request.request_id] = ledger
             is_aborted = ledger.sequences == 0 and request.status == RequestStatus.FINISHED_ABORTED
             if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
-                self._aborted.add((ledger.program_id, ledger.call_id), encode_account(ledger))
+                self._aborted.add((ledger.program_id, ledger.call_id), encode_account(ledger.account()))
         return super()._free_request(request, delay_free_blocks)
 
     def _batch_changed(self) -> None:
@@ -496,7 +496,7 @@ class WeftScheduler(AsyncScheduler):
             self._charges.settle(key)
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
-            output.kv_transfer_params = attach_account(output.kv_transfer_params, encode_account(ledger))
+            output.kv_transfer_params = attach_account(output.kv_transfer_params, encode_account(ledger.account()))
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:
             self._to_tell.discard(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from weft.core.accounts import Account
 from weft.core.kv_cache.stats import SwapStats
@@ -24,26 +24,7 @@ class Report(NamedTuple):
 _NO_REPORT: Final = Report(None, None)
 
 
-class SchedulerFigures(Protocol):
-    """The part of an account that only the scheduler knows, as an `Account` or a scheduler's ledger has it."""
-
-    @property
-    def service_s(self) -> float: ...
-    @property
-    def wait_s(self) -> float: ...
-    @property
-    def preemptions(self) -> int: ...
-    @property
-    def swapped_tokens(self) -> int: ...
-    @property
-    def recomputed_tokens(self) -> int: ...
-    @property
-    def fetched_tokens(self) -> int: ...
-    @property
-    def waits(self) -> tuple[tuple[float, float], ...]: ...
-
-
-def encode_account(account: SchedulerFigures) -> CallAccount:
+def encode_account(account: Account) -> CallAccount:
     """The part of an account that only the scheduler knows."""
     encoded: CallAccount = {
         "service_s": account.service_s,

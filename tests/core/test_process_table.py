@@ -392,8 +392,8 @@ def test_critical_path_is_never_longer_than_the_total(calls: list[tuple[float, f
     """For calls in any overlap, path <= total; for a chain of calls, path == total."""
     parallel, chain = Attained(), Attained()
     for service_s, wait_s in calls:
-        parallel.fold(Attained(), Account(service_s, wait_s))
-        chain.fold(replace(chain), Account(service_s, wait_s))
+        parallel.fold(Attained(), service_s, wait_s)
+        chain.fold(replace(chain), service_s, wait_s)
     assert (parallel.service_s, parallel.wait_s) == max(calls, default=(0.0, 0.0))
     assert parallel.service_s <= parallel.total_service_s
     assert chain.service_s == chain.total_service_s == parallel.total_service_s
@@ -450,7 +450,7 @@ def test_service_and_wait_are_those_of_one_chain(
         table.leave(arrived[n], float(time))
         if settles:
             table.settle(arrived[n], Account(service_s + more_service_s, wait_s + more_wait_s))
-        copies[n % 2].fold(arrived[n].inherited, arrived[n].account)
+        copies[n % 2].fold(arrived[n].inherited, arrived[n].account.service_s, arrived[n].account.wait_s)
     costs = {n: arrived[n].account for n in arrived}
 
     def chains(before: int) -> Iterator[tuple[float, float]]:

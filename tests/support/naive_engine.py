@@ -6,7 +6,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, replace
 
-from weft.core.accounts import Account, Attained
+from weft.core.accounts import Attained
 from weft.core.policies import Call, Policy, ProgramView, StepCosts
 from weft.core.policies.steps import FIT_STEPS
 from weft.core.policies.view import ProgramChanged, ProgramEnded
@@ -230,7 +230,7 @@ class NaiveEngine:
         name = entry.program
         self.batch.remove(entry)
         self.policy.leave(entry.call)
-        self.views[name].attained.fold(entry.inherited, Account(entry.service_s, entry.wait_s))
+        self.views[name].attained.fold(entry.inherited, entry.service_s, entry.wait_s)
         self.policy.on_event(ProgramChanged(self.views[name]))
         self.wait_s[name] += entry.wait_s
         self.service_s[name] += entry.service_s

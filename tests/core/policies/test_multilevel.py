@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.core.accounts import Account, Attained
+from weft.core.accounts import Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy, ProgramView
 from weft.core.policies.view import ProgramChanged
@@ -63,7 +63,7 @@ def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
     """Service that the program attains later affects its next call, not a call that waits already."""
     policy = Plas(BOUNDS)
     call = arrived(policy)
-    call.program.attained.fold(Attained(), Account(service_s=5.0))
+    call.program.attained.fold(Attained(), 5.0, 0.0)
     assert (call.service_s, call.rank.level) == (0.0, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
-    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
+    call.program.attained.fold(Attained(4.0, 4.0), 1.0, 9.0)
     policy.on_event(ProgramChanged(call.program))
     assert policy.promote(0.999) == []
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
@@ -254,8 +254,8 @@ def test_a_wide_program_does_not_starve_by_a_branch_that_waited_and_was_not_serv
     """Wait and service are of one chain: (2 + 14) / 8 = 2. The other branch's wait would make it (9 + 14) / 8."""
     policy = Atlas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
-    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
-    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0, wait_s=2.0))
+    call.program.attained.fold(Attained(4.0, 4.0), 1.0, 9.0)
+    call.program.attained.fold(Attained(4.0, 4.0), 4.0, 2.0)
     policy.on_event(ProgramChanged(call.program))
     assert policy.promote(13.999) == []
     assert policy.promote(14.0) == [call]
@@ -265,7 +265,7 @@ def test_a_siblings_service_delays_promotion() -> None:
     """When a sibling leaves after long service, a waiting call of the program is promoted later."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
-    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0))
+    call.program.attained.fold(Attained(4.0, 4.0), 4.0, 0.0)
     policy.on_event(ProgramChanged(call.program))
     assert policy.promote(15.999) == []
     assert policy.promote(16.0) == [call]

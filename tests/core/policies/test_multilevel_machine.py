@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from weft.core.accounts import Account
 from weft.core.policies import Atlas, Call, MultilevelPolicy, Plas, ProgramView
 from weft.core.policies.view import ProgramChanged
 
@@ -158,7 +157,7 @@ class PolicyMachine(RuleBasedStateMachine):
             self.stop_waiting(each)
         self.policy.leave(each.call)
         self.calls.remove(each)
-        each.program.attained.fold(each.inherited, Account(each.all_service_s, each.all_wait_s))
+        each.program.attained.fold(each.inherited, each.all_service_s, each.all_wait_s)
         self.policy.on_event(ProgramChanged(each.program))
 
     @rule()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.accounts import Account, Attained
+from weft.core.accounts import Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import (
     DEFAULT_BETA,
@@ -114,7 +114,7 @@ class Schedule:
         for each in done:
             self.policy.leave(each.call)
             service_s = each.job.steps[each.index]
-            self.views[each.job.name].attained.fold(each.inherited, Account(service_s, each.call.wait_s))
+            self.views[each.job.name].attained.fold(each.inherited, service_s, each.call.wait_s)
             del self._live[each.job.name]
             if each.index + 1 < len(each.job.steps):
                 self._arrive(each.job, each.index + 1)
@@ -203,8 +203,8 @@ def test_plas_ranks_by_the_sum_and_atlas_by_the_critical_path() -> None:
     call of 4 s under PLAS, and before it under ATLAS."""
     wide, deep = ProgramView("wide"), ProgramView("deep")
     for _ in range(3):
-        wide.attained.fold(Attained(), Account(service_s=2.0))
-    deep.attained.fold(Attained(), Account(service_s=4.0))
+        wide.attained.fold(Attained(), 2.0, 0.0)
+    deep.attained.fold(Attained(), 4.0, 0.0)
     order: dict[str, list[list[str]]] = {}
     for policy in (Plas((3.0, 5.0)), Atlas((3.0, 5.0))):
         for first, second in [(wide, deep), (deep, wide)]:
@@ -316,7 +316,7 @@ def makespan(policy: Policy) -> int:
         for name in [name for name in batch if steps_left[name] == 0]:
             batch.remove(name)
             policy.leave(calls[name])
-            view.attained.fold(Attained(calls[name].service_s), Account(calls[name].model_time_s))
+            view.attained.fold(Attained(calls[name].service_s), calls[name].model_time_s, 0.0)
     return now
 
 
