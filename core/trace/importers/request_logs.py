@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
-from weft.core.trace.fields import MOST, text, whole
+from weft.core.trace.fields import text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.contract import Blocks, BlockScope, Importer, LeftOut, begins
-from weft.core.trace.importers.reading import an_object, documents, lines, moment, together, tokens_of
+from weft.core.trace.importers.reading import an_object, documents, lines, moment, together, tokens_of, whole_or_text
 from weft.core.trace.importers.spans import LoggedSpan, program_of, texts_of
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
@@ -25,21 +25,19 @@ _COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def _read_azure(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads requests, of which nothing says which belong together: each is a program."""
     start: datetime | None = None
-    places: list[int] = []
+    columns: list[str] = []
     for number, line in lines(path, advance):
         where, cells = f"{path}, line {number}", _cells(line)
-        if not places:
-            if not set(_COLUMNS) <= set(cells):
-                raise TraceError(f"{where}: the columns are {line.strip()!r:.80}; expected {', '.join(_COLUMNS)}.")
-            places = [cells.index(column) for column in _COLUMNS]
+        row = dict(zip(columns or cells, cells, strict=False))
+        if not set(_COLUMNS) <= set(row):
+            raise TraceError(f"{where}: {line.strip()!r:.80} has no cell for one of {', '.join(_COLUMNS)}.")
+        if not columns:
+            columns = cells
             continue
-        if len(cells) <= max(places):
-            raise TraceError(f"{where}: {line.strip()!r:.80} has {len(cells)} cells; expected {max(places) + 1}.")
-        at, prompt, output = (cells[place] for place in places)
-        time = _time(at, where)
+        time = _time(row["TIMESTAMP"], where)
         start = start or time
         arrival_s = max(0.0, (time - start).total_seconds())
-        prompt_tokens, output_tokens = _tokens(prompt, where), _tokens(output, where)
+        prompt_tokens, output_tokens = (whole_or_text(row, key, where) for key in _COLUMNS[1:])
         call = TraceCall("c0", (), max(1, output_tokens), prompt_tokens, at_s=0.0)
         yield TraceProgram(f"{path.stem}-{number}", (call,), arrival_s=arrival_s)
 
@@ -64,13 +62,6 @@ def _time(text: str, where: str) -> datetime:
             f"{where}: TIMESTAMP is {text!r:.40}; expected a time such as 2023-11-16 18:17:03.9799."
         ) from None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def _tokens(text: str, where: str) -> int:
-    text = text.strip()
-    if not text.isascii() or not text.isdecimal() or len(text) > len(str(MOST)) or int(text) > MOST:
-        raise TraceError(f"{where}: {text!r:.40} is no number of tokens; expected a whole number, at most {MOST:.0e}.")
-    return int(text)
 
 
 _EXPECTED: Final = "LiteLLM's StandardLoggingPayload, an object with startTime, endTime and prompt_tokens, on each line"
