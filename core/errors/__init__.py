@@ -13,7 +13,6 @@
     ├── JournalError                    (ValueError) a file that holds no journal, or one that does not come out again
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
-    ├── StateError                      (ValueError) a text that holds no state of an engine
     ├── NotReachableError               (ConnectionError) no Weft server answers at an address
     ├── UnknownOptionError              (ValueError) a command has no option of this name
     ├── HistoryError                    (ValueError) a file or text that holds no history of programs
@@ -170,10 +169,6 @@ class BenchError(WeftError, ValueError):
 
 class HistoryError(WeftError, ValueError):
     """A file or text holds no history of programs, or the file cannot be read or written."""
-
-
-class StateError(WeftError, ValueError):
-    """A text holds no state of an engine."""
 
 
 class ScriptFileError(WeftError, ValueError):

@@ -93,7 +93,10 @@ def test_a_wrong_address_is_an_error_in_one_line(
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
-        (200, b"<html>", "no state of a Weft engine"),
+        *(
+            (200, body, "no state of a Weft engine")
+            for body in (b"<html>" * 10_000, b"", b"[]", b'{"at_s": 1}', b"NaN")
+        ),
         (200, b"x" * (33 << 20), "too long"),
         (404, b"not here", "another server, such as vLLM's own, is there"),
         (500, b"oh", "status 500"),
@@ -108,6 +111,7 @@ def test_another_server_is_an_error_in_one_line(
         assert top(monkeypatch, url, "--once") == 1
     error = capsys.readouterr().err
     assert reason in error
+    assert len(error) < 400
     assert len(error.splitlines()) == 1
 
 

@@ -10,37 +10,18 @@ from urllib.parse import quote
 import httpx2
 from pydantic import TypeAdapter
 
-from weft.core.errors import NotReachableError, StateError
+from weft.core.errors import NotReachableError
 from weft.core.show import LiveState, Timeline
 
-DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
 _UNIX: Final = "unix:"
 _STATE: Final = "/weft/state"
 _ANSWER_S: Final = 5.0
 _MOST_PORT: Final = 65_535
 _MOST_BYTES: Final = 32 << 20  # of an answer; a state has less than one MB
-_STATES: Final = TypeAdapter(LiveState)
+STATES: Final = TypeAdapter(LiveState)
 _TIMELINES: Final = TypeAdapter(Timeline)
 
 T = TypeVar("T")
-
-
-def from_json(text: str | bytes) -> LiveState:
-    """Read the state of an engine, or raise StateError. Fields that are unknown here, as of a newer server, are left
-    out."""
-    return _read(_STATES, text, "state of a Weft engine")
-
-
-def timeline_from_json(text: str | bytes) -> Timeline:
-    """Read the timeline of a program, as `from_json` reads a state."""
-    return _read(_TIMELINES, text, "timeline of a program")
-
-
-def _read(adapter: TypeAdapter[T], text: str | bytes, what: str) -> T:
-    try:
-        return adapter.validate_json(text)
-    except ValueError as error:  # pydantic's, which lists every field
-        raise StateError(f"this is no {what}: {str(error).splitlines()[0]:.200}.") from error
 
 
 class StateClient:
@@ -54,7 +35,7 @@ class StateClient:
         NotReachableError: The address or the key is malformed.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")  # many have the base URL of OpenAI's clients at hand
         is_unix = url.startswith(_UNIX)
         base_url = "http://weft" if is_unix else self.url if "://" in url else f"http://{self.url}"
@@ -82,19 +63,12 @@ class StateClient:
         Raises:
             NotReachableError: Nothing answers there, what answers is not a Weft server, or the key is wrong.
         """
-        answer = await self._ask("GET", _STATE)
-        try:
-            return from_json(answer)
-        except StateError as error:
-            raise NotReachableError(self.url, str(error)) from error
+        return self._parsed(STATES, await self._ask("GET", _STATE), "state of a Weft engine")
 
     async def timeline(self, program_id: str) -> Timeline | None:
         """Return what a program did, and when, or None if the server does not know. It raises as `read`."""
         answer = await self._ask("GET", f"{_path(program_id)}/timeline", may_lack=(404, 405))
-        try:
-            return timeline_from_json(answer) if answer else None
-        except StateError as error:
-            raise NotReachableError(self.url, str(error)) from error
+        return self._parsed(_TIMELINES, answer, "timeline of a program") if answer else None
 
     async def end(self, program_id: str) -> None:
         """End a program, or raise as `read`. One that has ended already is left as it is."""
@@ -124,6 +98,13 @@ class StateClient:
         if not answer.is_success and answer.status_code not in may_lack:
             raise NotReachableError(self.url, f"{path} answers with status {answer.status_code}.")
         return bytes(body)
+
+    def _parsed(self, adapter: TypeAdapter[T], answer: bytes, what: str) -> T:
+        """Read an answer. Fields that are unknown here, as of a newer server, are left out."""
+        try:
+            return adapter.validate_json(answer)
+        except ValueError as error:  # pydantic's, which lists every field
+            raise NotReachableError(self.url, f"this is no {what}: {str(error).splitlines()[0]:.200}.") from error
 
     async def __aenter__(self) -> Self:
         return self

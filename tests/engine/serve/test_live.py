@@ -12,7 +12,7 @@ import pytest
 from served import KEY, MAX_CALLS, Served
 from tiny_engine import ENDLESS_TOKENS
 
-from weft.views.top_client import from_json
+from weft.views.top_client import STATES
 
 pytestmark = pytest.mark.engine
 
@@ -85,18 +85,18 @@ def test_the_state_shows_the_programs_of_a_key(served: Served) -> None:
     served.client.post("/v1/chat/completions", json=body(), headers=headers)
     answer = served.client.get("/weft/state")
     assert answer.status_code == 200, answer.text
-    state = from_json(answer.content)
+    state = STATES.validate_json(answer.content)
     assert (state.model, state.policy) == ("tiny", "fair")
     (replica,) = state.replicas
     assert (replica.state, replica.running, replica.waiting, replica.calls) == ("ready", 0, 0, 0)
     seen = next(each for each in state.programs if each.program_id == "seen")
     assert (seen.state, seen.calls, seen.output_tokens) == ("idle", 1, 4)
     assert seen.service_s > 0
-    other = from_json(served.client.get("/weft/state", headers={"authorization": "Bearer key-2"}).content)
+    other = STATES.validate_json(served.client.get("/weft/state", headers={"authorization": "Bearer key-2"}).content)
     assert "seen" not in {each.program_id for each in other.programs}
     assert httpx.get(f"{served.url}/weft/state").status_code == 401
     assert served.client.delete("/weft/programs/seen").status_code == 204
-    ended = from_json(served.client.get("/weft/state").content).ended
+    ended = STATES.validate_json(served.client.get("/weft/state").content).ended
     assert ended[0].program_id == "seen"
     assert ended[0].state == "finished"
 

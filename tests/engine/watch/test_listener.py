@@ -20,7 +20,7 @@ from perfetto_rules import check
 import weft
 from weft.core.errors import ListenError, MissingPackageError, ProgramEndedError
 from weft.testing import FakeClock, ScriptedEngine
-from weft.views.top_client import from_json
+from weft.views.top_client import STATES
 
 pytest_plugins = ["weft.testing.fixtures"]
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ async def test_an_engine_serves_its_state(path: Path) -> None:
         with ScriptedEngine(["Hi"], latency_s=1.5, listen=listen) as engine, weft.Program("agent") as program:
             await engine.chat(MESSAGES, program, program.reports.start_call(object()))
             with client(engine) as http:
-                state = from_json(http.get(STATE).raise_for_status().content)
+                state = STATES.validate_json(http.get(STATE).raise_for_status().content)
         (shown,) = state.programs
         assert (shown.program_id, shown.name, shown.state) == (program.program_id, "agent", "idle")
         assert (shown.service_s, shown.output_tokens, shown.calls, shown.level) == (1.5, 1, 1, None)
@@ -73,7 +73,7 @@ async def test_a_program_is_ended_from_outside() -> None:
         program = weft.Program("agent")
         call = asyncio.ensure_future(engine.chat(MESSAGES, program, program.reports.start_call(object())))
         await engine.until_waiting(1)
-        found = from_json((await asyncio.to_thread(http.get, STATE)).content)
+        found = STATES.validate_json((await asyncio.to_thread(http.get, STATE)).content)
         assert found.programs[0].state == "running"
         url = f"/weft/programs/{program.program_id}"
         assert (await asyncio.to_thread(http.delete, url)).status_code == 204
