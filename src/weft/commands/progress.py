@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
-from weft.engine.models.weights import DOWNLOAD_BYTES, ProgressCallback, Stage
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
+from weft.engine.models.weights import ProgressCallback, Stage
 
 _STAGE_LABELS: dict[Stage, str] = {
     "wait": "waiting for another process",
@@ -21,37 +18,6 @@ _STAGE_LABELS: dict[Stage, str] = {
     "convert": "converting",
     "save": "saving",
 }
-
-
-@contextmanager
-def model_progress() -> Iterator[ProgressCallback]:
-    """A bar for each stage of preparing the embedded model. Gives the callback that `embedded_model` takes."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description:28}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]:>12}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[Stage, TaskID] = {}
-
-        def finish() -> None:
-            for task in tasks.values():
-                bars.update(task, total=1.0, completed=1.0)
-
-        def report(stage: Stage, fraction: float | None, /) -> None:
-            if stage not in tasks:
-                finish()
-                tasks[stage] = bars.add_task(_STAGE_LABELS[stage], total=None, amount="")
-            if fraction is not None:
-                amount = f"{fraction * DOWNLOAD_BYTES / 1e6:.0f} / {DOWNLOAD_BYTES / 1e6:.0f} MB"
-                bars.update(tasks[stage], total=1.0, completed=fraction, amount=amount)
-
-        yield report
-        finish()
 
 
 class Bars:
@@ -111,3 +77,22 @@ class Bars:
     def set(self, done: float) -> None:
         """Show how much is done of the part that was begun last."""
         self._bars.update(self._task, completed=done)
+
+
+@contextmanager
+def model_progress() -> Iterator[ProgressCallback]:
+    """A bar for each stage of preparing the embedded model. Gives the callback that `embedded_model` takes."""
+    shown: Stage | None = None
+    with Bars(stays=True) as bars:
+
+        def report(stage: Stage, fraction: float | None, /) -> None:
+            nonlocal shown
+            if stage != shown:
+                bars.set(1.0)
+                bars.begin(_STAGE_LABELS[stage], 1.0)
+                shown = stage
+            if fraction is not None:
+                bars.set(fraction)
+
+        yield report
+        bars.set(1.0)
