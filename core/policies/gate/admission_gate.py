@@ -127,10 +127,6 @@ class AdmissionGate:
     def __getitem__(self, program: ProgramView) -> Resident:
         return self._residents[program]
 
-    def find(self, program: ProgramView) -> Resident | None:
-        """The program, if it is known."""
-        return self._residents.get(program)
-
     # -- events
 
     def arrive(self, call: Call, now_s: float) -> Resident:
@@ -169,11 +165,11 @@ class AdmissionGate:
                 resident.calls[call] -= resident.shared_tokens
             self._recount(resident)
 
-    def leave(self, call: Call, now_s: float) -> None:
-        """A call has ended or was aborted."""
+    def leave(self, call: Call, now_s: float) -> Resident | None:
+        """A call has ended or was aborted. Returns its program, if it is known."""
         resident = self._residents.get(call.program)
         if resident is None or call not in resident.calls:
-            return
+            return resident
         del resident.calls[call]
         if resident.resuming is call:
             resident.resuming = None
@@ -197,6 +193,7 @@ class AdmissionGate:
                 self._forget(resident)
             elif resident.is_open:
                 self._keep_place(resident)
+        return resident
 
     def rerank(self, calls: Iterable[Call]) -> None:
         """The ranks of these calls have changed. Update the standing of their programs."""

@@ -11,7 +11,7 @@ from weft.core.class_rows import ClassRow
 from weft.core.policies.gate.admission_gate import AdmissionGate, Resident
 from weft.core.policies.policy import Policy, PolicyAround, PolicyEvent
 from weft.core.policies.steps import StepCosts
-from weft.core.policies.view import Call, KvSize, ProgramEnded, ProgramView
+from weft.core.policies.view import Call, KvSize, ProgramEnded
 
 # A program is held back no longer than so many times the seconds that it takes to fill the KV cache. Then it gets the
 # place of another one, whose context is computed again, so this takes the engine a thousandth of its time at most.
@@ -77,8 +77,9 @@ class Gated(PolicyAround):
     def leave(self, call: Call) -> None:
         self.inner.leave(call)
         self.held.discard(call)
-        self.gate.leave(call, self._now_s)
-        self._unhold(call.program)
+        resident = self.gate.leave(call, self._now_s)
+        if resident is not None and not resident.is_open and not any(map(self.held.__contains__, resident.calls)):
+            self.gate.unhold(resident)  # the call was the only one of its program that was held back
         self._has_changed = True
         if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
             self._open(self._now_s)
@@ -141,12 +142,6 @@ class Gated(PolicyAround):
             self.waiting.discard(call)
             self.held.push(call)
             self.gate.hold(resident, self._now_s)
-
-    def _unhold(self, program: ProgramView) -> None:
-        """A call has left. It may have been the only one of its program that was held back."""
-        resident = self.gate.find(program)
-        if resident is not None and not resident.is_open and not any(call in self.held for call in resident.calls):
-            self.gate.unhold(resident)
 
     def _open(self, now_s: float) -> None:
         """Open programs in the order of their standing, until the first does not fit."""
