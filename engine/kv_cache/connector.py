@@ -202,13 +202,10 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self._idle_polls += 1
         return self._idle_polls < _MOST_POLLS  # a report that is lost keeps no engine awake
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+    def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         if self.store is not None:
             self.store.release(request.request_id)
         return False, None
-
-    def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-        return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
         """Forget all copies in host memory. vLLM calls this when the weights have changed."""

@@ -198,7 +198,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "handle_preemptions": "(self, kv_connector_metadata)",
             "has_pending_push_work": "(self) -> bool",
             "register_kv_caches": "(self, kv_caches)",
-            "request_finished": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]",
             "requires_kv_delivery": None,
             "reset_cache": "(self) -> bool | None",
             "save_kv_layer": "(self, layer_name, kv_layer, attn_metadata, **kwargs) -> None",
