@@ -36,6 +36,7 @@ class BatchFormer:
         can_start: Callable[[Request], bool],
     ) -> None:
         self.is_settled = False  # whether a step finds nothing to do either, as long as nothing happens
+        self.turned_away: set[str] = set()  # waiting requests that had room in an earlier step, and vLLM did not admit
         self.shares: dict[str, int] = {}  # by running request with a prompt, the most tokens that it gets in the step
         self._scheduler = scheduler
         self._policy = policy
@@ -44,7 +45,6 @@ class BatchFormer:
         self._swap = swap
         self._can_start = can_start
         self._awaited: list[str] = []  # the waiting requests for which the step has room
-        self._turned_away: set[str] = set()  # those of earlier steps that vLLM did not admit
         self._has_prompts = False
         self._growing: int | None = None  # running calls whose last block is full; None: not counted since it changed
         # Models with Mamba layers compute prompts in chunks that end where vLLM says, and with a threshold vLLM itself
@@ -114,7 +114,7 @@ class BatchFormer:
         vLLM may turn a call away although there is room for it, for example when the batch has the most LoRA adapters
         that it may have. Such a call displaces no other until the batch changes.
         """
-        return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
+        return call.key not in self.turned_away and self._can_start(self._scheduler.requests[call.key])
 
     def most_blocks(self) -> int:
         """The most KV blocks that the step can take, after `form`. Calls that vLLM admits out of turn are not counted,
@@ -160,7 +160,7 @@ class BatchFormer:
         or get some again."""
         self._growing = None
         if self._awaited:
-            self._turned_away.update(key for key in self._awaited if not self._entries[key].running)
+            self.turned_away.update(key for key in self._awaited if not self._entries[key].running)
             self._awaited = []
         if not self._has_prompts:
             return
@@ -170,13 +170,9 @@ class BatchFormer:
                 has_tokens = request.request_id in output.num_scheduled_tokens
                 self._table.set_stalled(entry, now_s, stalled=not has_tokens)
 
-    def batch_changed(self) -> None:
-        """A call starts or leaves, so vLLM may admit a call that it has turned away."""
-        self._turned_away.clear()
-
     def preempted(self) -> None:
         """A call is preempted. vLLM admits no call in a step in which it preempts."""
-        self._turned_away.clear()
+        self.turned_away.clear()
         self._awaited = []
 
 

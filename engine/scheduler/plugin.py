@@ -216,7 +216,7 @@ class WeftScheduler(AsyncScheduler):
 
     def _batch_changed(self) -> None:
         self._has_changed = True
-        self._former.batch_changed()
+        self._former.turned_away.clear()  # vLLM may admit them now
 
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
         call = entry.call
