@@ -272,18 +272,4 @@ class ByResponseRatio(WaitingCalls):
 
     def __iter__(self) -> Iterator[Call]:
         for level in sorted(self._queues):
-            numbers = itertools.count()  # so that calls are never compared
-            heads = [
-                (self._key(call), next(numbers), call, rest)
-                for rest in map(iter, self._queues[level].values())
-                for call in itertools.islice(rest, 1)
-            ]
-            heapq.heapify(heads)
-            while heads:
-                _, _, call, rest = heads[0]
-                yield call
-                following = next(rest, None)
-                if following is None:
-                    heapq.heappop(heads)
-                else:
-                    heapq.heapreplace(heads, (self._key(following), next(numbers), following, rest))
+            yield from heapq.merge(*self._queues[level].values(), key=self._key)
