@@ -25,6 +25,11 @@ class Baseline:
     plain: bool = False  # No call finds a prefix of another, and a prompt is computed in one step.
 
     @property
+    def offloads(self) -> bool:
+        """Whether vLLM itself keeps KV in host memory; it does not swap."""
+        return self.swaps and self.stock is not None
+
+    @property
     def simulated(self) -> PolicyConfig:
         """The policy with which the simulator schedules the same way."""
         if self.policy is not None:
@@ -39,13 +44,13 @@ class Baseline:
 
     def simulated_on(self, engine: SimSettings) -> SimSettings:
         """A simulated engine that schedules the same way. Its host memory is never full."""
-        keeps = self.swaps and self.kv_policy and (self.stock or not self.kv_policy.follows_use)
+        keeps = self.swaps and self.kv_policy and (self.offloads or not self.kv_policy.follows_use)
         return replace(
             engine,
             policy=self.simulated,
             chunked_prefill=not self.plain,
             prefix_cache=not self.plain,
-            preemption="swap" if self.swaps and not self.stock else "recompute",
+            preemption="swap" if self.swaps and not self.offloads else "recompute",
             kv_policy=self.kv_policy,
             host_kv_tokens=math.inf if keeps else 0,
         )

@@ -137,7 +137,7 @@ class Stepper:
                 "max_num_batched_tokens": max(capacity.chunk_tokens or 0, max_model_len),
             }
         if self._baseline.policy is None:
-            host_gib = capacity.host_gib if self._baseline.swaps else None
+            host_gib = capacity.host_gib if self._baseline.offloads else None
             return {"scheduling_policy": self._baseline.stock, "kv_offloading_size": host_gib}
         from weft.engine.scheduler import WeftScheduler
 
@@ -164,7 +164,7 @@ class Stepper:
         self.clock.reset()
         self.meter.reset()
         self.activate()
-        self._engine.reset_prefix_cache(reset_connector=self._baseline.stock is not None and self._baseline.swaps)
+        self._engine.reset_prefix_cache(reset_connector=self._baseline.offloads)
         if self._baseline.policy is not None:
             self._scheduler.reset_weft(self._baseline.policy.make())
 
