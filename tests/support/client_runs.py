@@ -123,14 +123,14 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], server: ScriptedServ
             subprocess.Popen(
                 list(each),  # type: ignore[arg-type]
                 cwd=folder,
-                env=environment,
+                env={**environment, "XDG_DATA_HOME": str(folder / f"data-{number}")},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 process_group=0,
             )
-            for each in together
+            for number, each in enumerate(together)  # OpenCodes that start at once cannot make one database
         ]
         try:
             for process in processes:
