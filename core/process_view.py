@@ -73,7 +73,9 @@ def programs(table: ProcessTable) -> Table:
     if any(row.info.parent_program_id is not None for row in shown):
         names = {row.info.program_id: row.info.name for row in rows}
         columns["in"] = lambda row: names.get(row.info.parent_program_id or "", row.info.parent_program_id or "")
-    below = classes(table.classes) if any(map(_says_something, table.classes)) else None
+    # The scheduler treats a class in a way of its own, or waits with its programs.
+    is_special = any(row.branch is not Branch.QUEUES or row.held > 0 for row in table.classes)
+    below = classes(table.classes) if is_special else None
     known_names = table.forecasts()
     if any(row.tier is not Tier.COLD for row in known_names):
         below = forecasts(known_names, below)
@@ -81,11 +83,6 @@ def programs(table: ProcessTable) -> Table:
         below = kv(shown, below)
     # The name is narrow, so that the table fits a terminal of 80 columns.
     return _table(title, columns, shown, range(1, 9), widest=13, below=below)
-
-
-def _says_something(row: ClassRow) -> bool:
-    """Whether the scheduler treats the class in a way of its own, or waits with its programs."""
-    return row.branch is not Branch.QUEUES or row.held > 0
 
 
 def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -134,7 +133,7 @@ class Template:
         if self.tier is Tier.HINTS and not self._has_seen(node):
             return self._hint_fit()[1].get(Node(node.label))
         fit, left = self._fitted(), None
-        for graph, lefts, each in reversed(list(zip(fit.graphs, fit.left, _coarser(node), strict=True))):
+        for graph, lefts, each in reversed(list(zip(fit.graphs, fit.left, (node, node.any_depth, ANY), strict=True))):
             finer = lefts.get(each)
             if finer is not None and left is not None:
                 weight = _weight(graph, each)
@@ -190,10 +189,6 @@ def _after_any(graph: ExecutionGraph) -> dict[Node | None, float]:
         for target, chance in graph.chances(node).items():
             found[target] = found.get(target, 0.0) + chance * tally.visits / visits
     return found
-
-
-def _coarser(node: Node) -> Iterator[Node]:
-    yield from (node, node.any_depth, ANY)
 
 
 def _weight(graph: ExecutionGraph, node: Node) -> float:

@@ -100,17 +100,14 @@ class EngineLogging(LoggingConfig):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.log is None:
             return _prepare, (os.getpid(), None, asdict(self))
-        return _prepare, (os.getpid(), self.log, {"configure_logging": True, "log_level": _level()})
+        level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+        return _prepare, (os.getpid(), self.log, {"configure_logging": True, "log_level": level})
 
     def __copy__(self) -> EngineLogging:
         return self
 
     def __deepcopy__(self, _memo: object) -> EngineLogging:
         return self  # a copy in this process must not prepare it as one of the engine's
-
-
-def _level() -> str:
-    return os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
 
 
 def _prepare(parent: int, log: Path | None, fields: Mapping[str, Any]) -> EngineLogging:

@@ -156,13 +156,9 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
 
 def decode_key(extra_args: object, request_id: str, session_id: object) -> tuple[ProgramId, CallId]:
     """Read a call's program and its own id, as `decode_call` does, which reads more and takes longer."""
-    args = extra_args if isinstance(extra_args, Mapping) else {}
-    program_id = (
-        ProgramId(wire_id(args.get("program_id")))
-        or _program_of_session(wire_id(session_id))
-        or program_of_request(request_id)
-    )
-    return program_id, CallId(wire_id(args.get("call_id")) or request_id)
+    args, session = extra_args if isinstance(extra_args, Mapping) else {}, wire_id(session_id)
+    named = wire_id(args.get("program_id")) or (f"session\t{session}" if session else "")
+    return ProgramId(named) or program_of_request(request_id), CallId(wire_id(args.get("call_id")) or request_id)
 
 
 # Programs that a client does not name have names of their own. A tab separates their parts: no id has one.
@@ -171,10 +167,6 @@ def decode_key(extra_args: object, request_id: str, session_id: object) -> tuple
 def program_of_request(request_id: str) -> ProgramId:
     """The program of a request that names neither a program nor a session."""
     return ProgramId(f"request\t{request_id}")
-
-
-def _program_of_session(session_id: str) -> ProgramId:
-    return ProgramId(f"session\t{session_id}" if session_id else "")
 
 
 def figures_of(extra_args: object) -> list[str]:

@@ -151,10 +151,11 @@ def _draw(box: _Box, graph: ProgramGraph, threads: dict[ThreadId, int], *, is_cr
         yield _write(x + 12, y + 16, _short(call.label or "call"), "bold")
         yield _write(x + 12, y + 31, _figures(call))
         account = call.account
-        yield _title(
+        text = (
             f"{call.label or 'call'} {call.state}, thread {thread}, {call.call_id}: service {seconds(service_s)} s, "
             f"wait {seconds(account.wait_s)} s, {account.prompt_tokens} tokens in, {account.output_tokens} out"
         )
+        yield f"<title>{escape(one_line(text))}</title>"
         gap = graph.interception(call.call_id)
         if call.tools:
             took = f" {seconds(gap.duration_s)} s" if gap is not None else ""
@@ -196,7 +197,3 @@ def _short(text: str) -> str:
 
 def _write(x: float, y: float, text: str, weight: str = "normal", color: str = _TEXT) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-weight="{weight}" fill="{color}">{escape(one_line(text))}</text>'
-
-
-def _title(text: str) -> str:
-    return f"<title>{escape(one_line(text))}</title>"
