@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from weft.core.identity.items import Digest, Item, text_of
+from weft.core.identity.items import Digest, Item, text_of, utf8_bytes
 
 CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long enough to be no word
 _ID_IN_TEXT: Final = re.compile(r"(?:chatcmpl-tool-|call_|toolu_|fc_)[A-Za-z0-9_-]{4,100}")
@@ -19,12 +19,12 @@ _ID_MARKS: Final = ("chatcmpl-tool-", "call_", "toolu_", "fc_")
 _MOST_IDS: Final = 1_000  # that are looked for in texts
 _MOST_CHARACTERS: Final = 1 << 20  # of texts that are searched for ids, the latest first
 _MOST_ARGUMENTS: Final = 16  # of a tool call
-_STEP_CHARACTERS: Final = 40  # of a line that is taken for a step of a plan
-_ENTRY_CHARACTERS: Final = 32  # of an entry of a list that is taken for one
+_STEP_BYTES: Final = 40  # of a line that is taken for a step of a plan
+_ENTRY_BYTES: Final = 32  # of an entry of a list that is taken for one
 _MOST_STEPS: Final = 32
 _MOST_QUOTED: Final = 16 << 10  # characters of a message in which entries are looked for
 _BULLETS: Final = "0123456789.)*-\u2022 "
-_QUOTED: Final = re.compile(r'"([^"\\\n]{32,})"')
+_QUOTED: Final = re.compile(r'"([^"\\\n]{6,})"(?!:)')  # and no key of JSON
 
 
 class Said(NamedTuple):
@@ -77,13 +77,13 @@ def arguments_of(item: Item) -> Iterator[str]:
 
 def steps_in(text: str) -> tuple[list[str], list[str]]:
     """The steps that a text may hand on, without numbers and dots: its long lines, and the long texts in quotation
-    marks, as in JSON. Then the entries of lists, and these texts, for which fewer characters are enough."""
+    marks, as in JSON. Then the entries of lists, and these texts, for which fewer bytes are enough."""
     lines = [line for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)) if line]
     quoted = list(_quoted_in(text))
     texts = (*(line.lstrip(_BULLETS) for line in lines), *quoted)
     entries = (*(line.lstrip(_BULLETS) for line in lines if line[0] in _BULLETS), *quoted)
-    steps = [each for each in texts if len(each) >= _STEP_CHARACTERS]
-    return steps, [each for each in entries if len(each) >= _ENTRY_CHARACTERS]
+    steps = [each for each in texts if utf8_bytes(each) >= _STEP_BYTES]
+    return steps, [each for each in entries if utf8_bytes(each) >= _ENTRY_BYTES]
 
 
 def quotes_in(text: str) -> Iterator[str]:

@@ -32,7 +32,11 @@ _TURN_BYTES: Final = 8 << 10  # folded, of a text of a turn; longer ones are evi
 _CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
 _END_BYTES: Final = 40  # folded, of a question that a client has changed at its beginning
 _SHORTEST_BYTES: Final = 4  # folded, of such a text
-_MOST_LINES: Final = 4  # of an answer, that tell something; and items, the latest, in which they are looked for
+_MOST_LINES: Final = 4  # of an answer, that tell something
+_MOST_CANNED: Final = 4  # items, the latest, among which are answers that nobody gave
+_MOST_EARLIER: Final = 4  # answers of a program before its latest
+_MARKS: Final = re.compile(rb"(?:[^a-z0-9\x80-\xff]|</[a-z0-9]+){0,32}")  # of punctuation, and ends of tags
+_TAG: Final = re.compile(rb"</([a-z0-9]+)")
 _ENDS: Final = b".,:;!?"  # of an answer, that clients may leave out
 _WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
@@ -283,6 +287,7 @@ class _Turn(NamedTuple):
     question: bytes  # what the program told its model first, without the system prompt
     told: bytes  # what it told its model last, without the system prompt
     answer: bytes = b""  # what its model said to that; b"": it has not answered, called a tool, or said too much
+    earlier: tuple[tuple[bytes, bytes], ...] = ()  # what it was told and said before, if it was short; the latest first
     lines: tuple[bytes, ...] = ()  # the first ones of that which are neither short nor long
     words: tuple[bytes, ...] = ()  # in the names and the arguments of the tools that it called
 
@@ -310,7 +315,9 @@ class Turns:
         known = turns.pop(program_id, None)
         is_long = len(told) > _TURN_BYTES  # and so is all that it tells
         question = known.question if known else b"" if is_long else _kept(folded_texts(without_system(items)).lower())
-        turns[program_id] = _Turn(question, _kept(told).lower())
+        said = ((known.told, known.answer), *known.earlier)[:_MOST_EARLIER] if known else ()
+        earlier = tuple(each for each in said if 0 < len(each[1]) < LONG_BYTES)
+        turns[program_id] = _Turn(question, _kept(told).lower(), earlier=earlier)
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)
 
@@ -344,7 +351,7 @@ class Turns:
         told = [*first, *(item for item in items if not is_answer(item))]
         is_told, plain = len(told) == len(items), folded_texts(without_system(told)).lower()
         tasks = _lines_of(without_system(told)) if not is_told else []
-        canned = [each for each in items[-_MOST_LINES:] if is_answer(each) and each not in given]
+        canned = [each for each in items[-_MOST_CANNED:] if is_answer(each) and each not in given]
         lines = _lines_of([each for each in canned if sum(map(len, each)) <= _TURN_BYTES])
         inside, likely = _SEPARATOR.join(lines), sample_of(system)
         is_own = any(
@@ -353,24 +360,37 @@ class Turns:
             for had in (owners.values() if len(owners) == 1 else ())
         )
 
-        def is_of(part: bytes, where: bytes, program_id: ProgramId) -> bool:
-            return self._givers.get(scope, part) == program_id and part in where
+        def is_said(program_id: ProgramId, turn: _Turn) -> bool:
+            def is_of(part: bytes, where: bytes) -> bool:
+                return self._givers.get(scope, part) == program_id and part in where
+
+            said = [(turn.told, turn.answer), *(turn.earlier if len(text) <= _TURN_BYTES else ())]
+            asked = text[:-SHORT_BYTES]  # its own question stands at its end
+            is_found = any(is_of(answer, plain) and not _is_asked(question, asked) for question, answer in said)
+            is_found = is_found or (is_told and any(_ends_with(text, *each) for each in said))
+            if is_found or is_told or _is_asked(turn.told, asked):
+                return is_found
+            # A line of its own is as likely another model's.
+            parts = (line for line in turn.lines if line in inside and line not in lines)
+            is_in = is_of(turn.answer, text) or any(is_of(line, inside) for line in parts)
+            return is_in and any(line in turn.question for line in tasks)  # which takes long to look for
 
         found = set()
         for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
-            is_said = is_of(turn.answer, plain, program_id)
-            # A line of its own is as likely another model's.
-            parts = (line for line in turn.lines if line in inside and line not in lines)
-            if not is_said and not is_told:
-                is_said = is_of(turn.answer, text, program_id) or any(is_of(line, inside, program_id) for line in parts)
-                is_said = is_said and any(line in turn.question for line in tasks)  # which takes long to look for
-            is_said = is_said and not _is_asked(turn.told, text[:-SHORT_BYTES])  # its own question stands at its end
-            is_asked = len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
-            if is_said or (is_own and is_asked) or (is_told and _goes_on(turn, texts, text, around)):
+            is_asked = is_own and len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
+            if is_asked or is_said(program_id, turn) or (is_told and _goes_on(turn, texts, text, around)):
                 had = [each.get(program_id) for each in given.values()]
                 if self._is_open(program_id) and not any(each is None or each.is_example for each in had):
                     found.add(program_id)
         return found.pop() if len(found) == 1 else None
+
+
+def _ends_with(text: bytes, told: bytes, answer: bytes) -> bool:
+    """Whether a text ends with an answer, somewhere behind its question: it is to be judged, or gets a title. Behind an
+    example there would be another question."""
+    before, _found, behind = text.rpartition(answer or text)
+    is_end = _MARKS.fullmatch(behind) is not None and all(b"<" + tag in before for tag in _TAG.findall(behind))
+    return is_end and told in before and min(len(told), 2 * len(answer)) >= SHORT_BYTES
 
 
 def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> bool:

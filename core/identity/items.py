@@ -166,6 +166,11 @@ def text_of(text: str) -> str:
     return _composed(text.replace("\r\n", "\n")).strip()
 
 
+def utf8_bytes(text: str) -> int:
+    """The length of a text in UTF-8, where a Chinese character counts as three letters."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def _composed(text: str) -> str:
     """A text in NFC."""
     if text.isascii():

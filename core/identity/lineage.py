@@ -38,7 +38,7 @@ from weft.core.identity.given import (
     texts_of,
 )
 from weft.core.identity.handed import Handed, HandedText
-from weft.core.identity.items import Digest, Item, digest_of
+from weft.core.identity.items import Digest, Item, digest_of, utf8_bytes
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
@@ -294,7 +294,7 @@ class Lineage:
         found = {
             program_id
             for known, program_id in given.items()
-            if min(len(text), len(known)) >= SHORT_BYTES and (text.startswith(known) or known.startswith(text))
+            if min(len(text), len(known)) >= SHORT_BYTES and (text in known or text.startswith(known))
         }
         return next(iter(found)) if len(found) == 1 and SEVERAL not in found else None
 
@@ -520,11 +520,11 @@ class Lineage:
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
         kind, _text = task_in(item)
-        texts = [text for text in arguments_of(item) if len(text) >= SHORT_BYTES]
+        texts = [text for text in arguments_of(item) if utf8_bytes(text) >= SHORT_BYTES]
         for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
         steps, entries = steps_in(item[3])
-        handed = self._hand(scope, placed, [*texts, *steps], entries, kind)
+        handed = self._hand(scope, placed, [*texts, *steps], [*texts, *entries], kind)
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)

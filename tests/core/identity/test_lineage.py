@@ -670,7 +670,8 @@ def test_a_short_answer_before_its_question_at_the_end_is_no_example() -> None:
     stands behind the question."""
     asked, anew = "When did the ferries leave Bergen?", "ferries Bergen departure times"
     results = f"Results for '{anew}':\n1. A timetable of 1907\n\nQuestion: {asked}"
-    for found, joins in ((results, True), (f"{asked}\n{anew}", False), (f"{results}\n{anew}", False)):
+    example = f"{asked}\n{anew}\nAnd when did the trains leave?"
+    for found, joins in ((results, True), (example, False), (f"{results}\n{example}", False)):
         server = Server()
         first = server.call(prompted("Write the question for a search engine.", asked), anew)
         assert (server.call(prompted("Answer from the documents.", found), "At dawn.") == first) is joins
@@ -693,6 +694,53 @@ def test_an_agent_gets_its_question_with_its_latest_answer_alone() -> None:
     for each in ("At six.", "At seven."):
         known.add(server.call(prompted("JSON only.", asked, each, again), "At 6:00."))
     assert server.call(prompted("JSON only.", asked, "At 6:00.", again), "6") not in known
+
+
+def test_an_answer_of_which_a_client_keeps_a_part_is_in_the_program() -> None:
+    """Such as the code in it. It follows the messages to which it was given."""
+    asked, code = prompted("You write code.", "What is the mean of x?"), "print(df.x.mean())"
+    server = Server()
+    first = server.call(asked, f"I look.\n```python\n{code}\n```\nThen I tell you.")
+    assert server.call([*asked, *said("x", code, "4.2")[1:]], "It is 4.2.") == first
+    assert server.call([*asked, *said("x", "print(df.y.mean())", "4.2")[1:]], "It is 4.2.") != first
+
+
+def test_a_short_answer_at_the_end_behind_its_question_is_in_the_program() -> None:
+    """As where it is to be judged, or gets a title. Behind an example stands another question."""
+    asked, answer = "What is the capital of Australia?", "Canberra."
+    chat = f"<chat>\nUSER: {asked}\nASSISTANT: {answer}\n</chat>"
+    server = Server()
+    first = server.call(prompted("s", asked), answer)
+    assert server.call(prompted("Be brief.", f"{chat}\nAnd what is that of New Zealand?"), "Wellington.") != first
+    assert server.call(prompted("Be brief.", f"Is it right?\n{chat}".replace(asked, "What is it?")), "No.") != first
+    assert server.call(prompted("Find a title.", chat), "Capitals") == first
+    assert server.call(prompted("Judge.", f"Question: {asked}\nAnswer: {answer}"), "It is right.") == first
+    server = Server()
+    known = {server.call(prompted(system, asked), answer) for system in ("Be brief.", "Be polite, and say it briefly.")}
+    assert server.call(prompted("Find a title.", chat), "Capitals") not in known
+
+
+def test_a_short_answer_before_the_latest_is_found_in_a_template() -> None:
+    """As where an outline is checked first, and then written out. If another model gave it too, it tells nothing."""
+    outline = "Ships, eels and gulls."
+    server = Server()
+    first = server.call(prompted("Write an outline.", "A book on boats."), outline)
+    assert server.call(prompted("Is this good?", f"An outline: {outline}"), "It is good.") == first
+    assert server.call(prompted("Write it out.", f"By this: {outline}\nBegin!"), "Ships come first.") == first
+    known = {first, server.call(prompted("Write another outline.", "A book on ports."), outline)}
+    assert server.call(prompted("Write it out again.", f"By this: {outline}\nBegin!"), "x") not in known
+
+
+@pytest.mark.parametrize(
+    "task", ["Find jokes on gulls", "\u67e5\u4e00\u67e5\u5929\u6c14\u5427"], ids=["words", "chinese"]
+)
+def test_a_short_task_of_a_tool_call_is_in_the_program(task: str) -> None:
+    """Also behind a label, as long as the call has not returned. Its length counts in bytes, because a Chinese
+    character says as much as a few letters."""
+    for wrapped in (task, f"Please do this: {task}"):
+        server = Server()
+        first = delegate(server, prompted("You are the chief.", "Please help me with this."), task)
+        assert server.call(prompted("You are the helper.", wrapped), "x") == first
 
 
 def test_an_agent_goes_on_from_what_another_one_of_its_program_answered() -> None:
