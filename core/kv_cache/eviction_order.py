@@ -304,8 +304,9 @@ def rank_of(
         depth: The number of blocks, or of tokens, before it in its context.
     """
     if not contexts:
-        group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED
-        return EvictionRank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
+        if policy.evicts_ended_first and not is_common:  # nobody comes back for it, whatever the policy expects
+            return EvictionRank(Group.ENDED, used_s, -depth)
+        return EvictionRank(Group.LEFT, policy.worth_of_nobody(used_s, memory, now_s), -depth)
     if len(contexts) == 1:
         (one,) = contexts
         return EvictionRank(group_of(one, now_s), policy.worth_together((policy.worth(one, memory, now_s),)), -depth)

@@ -139,7 +139,8 @@ class KvPolicy(Registered, ABC):
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
         """What blocks are worth that are in no context of an open program.
 
-        They compete with contexts only if several programs have used them, as a system prompt.
+        They compete with contexts only if several programs have used them, as a system prompt. If the policy
+        `evicts_ended_first`, the others go before all contexts, in the order of their last use.
 
         Args:
             used_s: When they were last used.

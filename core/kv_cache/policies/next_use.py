@@ -8,6 +8,7 @@ from typing import Final
 from weft.core.kv_cache.policies.decisions import LEAVE, Action, Context, Decision, KvPolicy, Memory, register
 
 _LEAST_S: Final = 1e-3  # a call that waits may start at once
+_SPILL: Final = Decision(Action.SPILL)
 
 
 @register("next-use", "evicts what is expected to be used last, by its cost for each token")
@@ -27,7 +28,7 @@ class NextUse(KvPolicy):
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         """Spill a context if copying it back is faster than computing it. Without host memory, leave it."""
-        return Decision(Action.SPILL) if memory.copy_token_s < memory.prefill_token_s else LEAVE
+        return _SPILL if memory.copy_token_s < memory.prefill_token_s else LEAVE
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
         cost_s = min(memory.copy_token_s, memory.prefill_token_s) if context.on_host else memory.prefill_token_s

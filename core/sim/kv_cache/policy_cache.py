@@ -67,7 +67,7 @@ class PolicyKvCache(KvCache):
         self._now_s = now_s
         self._contexts.tick(now_s)
         if self._to_rank is not None:
-            self._marked.update(dict.fromkeys(self._to_rank.due(now_s)))
+            self._marked.update(dict.fromkeys(filter(self._contexts.changes_rank, self._to_rank.due(now_s))))
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
         """These calls wait; the call that starts next comes first. The order is read every `_QUEUE_S`."""

@@ -216,6 +216,10 @@ class SegmentContexts(Contexts):
             depth=leaf.end,
         )
 
+    def changes_rank(self, leaf: Segment) -> bool:
+        """Whether the rank of a leaf follows the time. That of KV of ended programs does not."""
+        return leaf in self._inside or not self.policy.evicts_ended_first or _is_common(leaf)
+
     def _leave_segment(self, context: Context) -> None:
         segment = self._where.pop(context, None)
         if segment is not None:
@@ -236,8 +240,9 @@ class SegmentContexts(Contexts):
         return list(self._inside.get(segment, ()))
 
     def need_more_than(self, tokens: float) -> bool:
-        """Whether the contexts have more than `tokens` tokens in the KV cache. O(n) for their n segments."""
-        if self.all_left_tokens <= tokens:
+        """Whether the contexts have more than `tokens` tokens in the KV cache. O(n) for their n segments, unless they
+        would not have them either if they shared nothing."""
+        if sum(context.tokens for context in self._where) <= tokens:
             return False
         seen: set[Segment] = set()
         for end in self._inside:
