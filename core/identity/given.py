@@ -361,8 +361,7 @@ class Turns:
             for had in (owners.values() if len(owners) == 1 else ())
         )
 
-        asked = text[:-SHORT_BYTES]  # its own question stands at its end
-        is_short = len(text) <= _SEARCHED_BYTES
+        asked, is_short = text[:-SHORT_BYTES], len(text) <= _SEARCHED_BYTES  # its own question stands at its end
 
         def is_said(program_id: ProgramId, turn: _Turn) -> bool:
             def is_of(part: bytes, where: bytes) -> bool:

@@ -240,8 +240,7 @@ class SegmentContexts(Contexts):
         return list(self._inside.get(segment, ()))
 
     def need_more_than(self, tokens: float) -> bool:
-        """Whether the contexts have more than `tokens` tokens in the KV cache. O(n) for their n segments, unless they
-        would not have them either if they shared nothing."""
+        """Whether the contexts have more than `tokens` tokens in the KV cache. At most O(n) for their n segments."""
         if sum(context.tokens for context in self._where) <= tokens:
             return False
         seen: set[Segment] = set()

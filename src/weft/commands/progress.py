@@ -5,6 +5,7 @@ Whether standard error is a terminal is asked of the file itself: rich takes any
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Self
@@ -81,7 +82,7 @@ class Bars:
 
 @contextmanager
 def model_progress() -> Iterator[ProgressCallback]:
-    """A bar for each stage of preparing the embedded model. Gives the callback that `embedded_model` takes."""
+    """A bar or a line for each stage of preparing the embedded model. Gives the callback of `embedded_model`."""
     shown: Stage | None = None
     with Bars(stays=True) as bars:
 
@@ -90,6 +91,8 @@ def model_progress() -> Iterator[ProgressCallback]:
             if stage != shown:
                 bars.set(1.0)
                 bars.begin(_STAGE_LABELS[stage], 1.0)
+                if not sys.stderr.isatty():  # nor are the bars shown, and a log is to say what takes so long
+                    sys.stderr.write(f"{_STAGE_LABELS[stage]}\n")
                 shown = stage
             if fraction is not None:
                 bars.set(fraction)
