@@ -5,6 +5,7 @@ median of its last ten turns. The large request is read and placed on another th
 others for as long as its longest step keeps Python's lock. With `--server` it is also sent to the scripted server, to
 Weft's part of it alone, and to vLLM's application alone, while a task of the event loop wants to run each half
 millisecond; as a control, the task also runs while nothing is sent.
+The first request of a program is measured while as many programs are open as lineage compares it with.
 Printed are medians, with the lowest and the highest.
 """
 
@@ -40,6 +41,8 @@ from weft.testing import ScriptedServer
 
 TURNS: Final = 200
 CHARACTERS: Final = 100_000
+OPEN: Final = 256  # programs of one key, each with six short answers
+FIRST: Final = (300, 2_000, 8_000, 200_000)  # characters of a first request
 ROUNDS: Final = 20
 LARGE_BYTES: Final = 20_000_000
 MESSAGES: Final = 9_999  # more are no conversation for lineage
@@ -75,6 +78,25 @@ def turn_ms(rng: random.Random, *, has_tools: bool) -> float:
         spent_ms.append(1e3 * (time.thread_time() - begin_s))
         messages.append(answer)
     return statistics.median(spent_ms[-10:])
+
+
+def first_ms(rng: random.Random, characters: int) -> float:
+    """The CPU milliseconds for the first request of a program, in the median of twenty, while others are open."""
+    lineage = Lineage()
+    for _ in range(OPEN):
+        messages: list[dict[str, Any]] = []
+        for _ in range(6):
+            messages.append({"role": "user", "content": text(rng, 200)})
+            placed = lineage.place(Evidence(), {"messages": messages}, "-", ":1")
+            messages.append({"role": "assistant", "content": f"{text(rng, 30)} {rng.getrandbits(32)}"})
+            lineage.answered(placed, items_of_answer({"choices": [{"message": messages[-1]}]}), "-", None)
+    spent_ms = []
+    for _ in range(20):
+        body = {"messages": [{"role": "user", "content": text(rng, characters)}]}
+        begin_s = time.thread_time()
+        lineage.place(Evidence(), body, "-", ":2")
+        spent_ms.append(1e3 * (time.thread_time() - begin_s))
+    return statistics.median(spent_ms)
 
 
 def longest_step_ms(work: Callable[[], object]) -> float:
@@ -211,6 +233,9 @@ def main(
     for has_tools in (False, True):
         found = [turn_ms(random.Random(seed), has_tools=has_tools) for seed in range(ROUNDS)]
         typer.echo(f"turn {TURNS}, {'with tool calls' if has_tools else 'texts alone'}: {spread(found)} ms")
+    for characters in FIRST:
+        found = [first_ms(random.Random(seed), characters) for seed in range(5)]
+        typer.echo(f"a first request of {characters} characters, {OPEN} programs open: {spread(found)} ms")
     for kind, request in shapes(random.Random(0)):
         steps(kind, request)
     if server_too:
