@@ -363,13 +363,13 @@ class Turns:
 
         asked, is_short = text[:-SHORT_BYTES], len(text) <= _SEARCHED_BYTES  # its own question stands at its end
 
-        def is_said(program_id: ProgramId, turn: _Turn) -> bool:
-            def is_of(part: bytes, where: bytes) -> bool:
-                return part in where and self._givers.get(scope, part) == program_id
+        def is_of(part: bytes, where: bytes, program_id: ProgramId) -> bool:
+            return part in where and self._givers.get(scope, part) == program_id
 
+        def is_said(program_id: ProgramId, turn: _Turn) -> bool:
             for question, answer in ((turn.told, turn.answer), *(turn.earlier if is_short else ())):
                 if answer in text and (
-                    (is_of(answer, plain) and not _is_asked(question, asked))
+                    (is_of(answer, plain, program_id) and not _is_asked(question, asked))
                     or (is_told and _ends_with(text, question, answer))
                 ):
                     return True
@@ -377,7 +377,7 @@ class Turns:
                 return False
             # A line of its own is as likely another model's.
             parts = (line for line in turn.lines if line in inside and line not in lines)
-            is_in = is_of(turn.answer, text) or any(is_of(line, inside) for line in parts)
+            is_in = is_of(turn.answer, text, program_id) or any(is_of(line, inside, program_id) for line in parts)
             return is_in and any(line in turn.question for line in tasks)  # which takes long to look for
 
         found = set()

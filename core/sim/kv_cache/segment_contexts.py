@@ -241,7 +241,7 @@ class SegmentContexts(Contexts):
 
     def need_more_than(self, tokens: float) -> bool:
         """Whether the contexts have more than `tokens` tokens in the KV cache. At most O(n) for their n segments."""
-        if sum(context.tokens for context in self._where) <= tokens:
+        if self.all_left_tokens <= tokens or sum(context.tokens for context in self._where) <= tokens:
             return False
         seen: set[Segment] = set()
         for end in self._inside:
