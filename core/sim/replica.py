@@ -283,7 +283,7 @@ class SimReplica:
             else:
                 steps = min(steps, free_blocks // batch.decoding * block_tokens)
         elif self._kv.capacity < math.inf and batch.decoding:
-            steps = min(steps, int(self._kv.available // batch.decoding))
+            steps = min(steps, int((self._kv.available - len(batch.chunks)) // batch.decoding))
         steps = int(min(steps, self._costs.steps_to_next(batch.steps)))
         if self._between_decisions:
             steps = min(steps, self._decide_every - batch.steps % self._decide_every)

@@ -237,6 +237,20 @@ def test_a_preempted_call_stays_out_of_the_step(
         ended[run.program, run.call_id] = run.end_s
 
 
+def test_a_jump_over_a_prompt_leaves_room_for_its_first_token() -> None:
+    """The step after a jump preempts if the KV cache lacks the token of a call that still computes its prompt."""
+    both = [
+        TraceProgram("decodes", (TraceCall("c", (), output_tokens=10, prompt_tokens=11),)),
+        TraceProgram("computes", (TraceCall("c", (), output_tokens=6, prompt_tokens=30),), arrival_s=0.25),
+    ]
+    configuration = SimSettings(
+        policy=PolicyConfig("fcfs"), batch_size=3, kv_tokens=46, prefix_cache=False, chunk_tokens=8, step_time=EXACT
+    )
+    jumped = simulate(both, configuration, runs=True)
+    assert jumped.counts.preemptions == 1
+    assert jumped == simulate(both, configuration, runs=True, jump=False)
+
+
 @settings(max_examples=200)
 @given(
     given_programs=programs(most=8),
