@@ -1,18 +1,45 @@
-"""Texts that models hand to agents: arguments of tool calls, steps of plans, and entries of lists."""
+"""What agents of a team hand on: texts of tool calls, steps of plans, entries of lists, and short answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Final, NamedTuple
 
-from weft.core.identity.conversations import quotes_in
-from weft.core.identity.given import SHORT_BYTES, texts_of
+from weft.core.identity.conversations import arguments_of, is_answer, quotes_in, without_system
+from weft.core.identity.given import (
+    LONG_BYTES,
+    SEPARATOR,
+    SHORT_BYTES,
+    Question,
+    folded_texts,
+    is_asked,
+    sample_of,
+    texts_of,
+)
 from weft.core.identity.items import Digest, Item, digest_of
+from weft.core.identity.pieces import folded
 from weft.core.identity.recent import Recent
 from weft.core.identity.states import SEVERAL
 from weft.core.ids import ProgramId
 
 _MOST_MESSAGES: Final = 16  # the latest, in which entries are looked for
+_MOST_TURNS: Final = 256  # of a scope
+_MOST_GIVERS: Final = 10_000  # of short answers
+_TURN_BYTES: Final = 8 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
+_CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
+_SHORTEST_BYTES: Final = 4  # folded, of such a text
+_MOST_LINES: Final = 4  # of an answer, that tell something
+_MOST_CANNED: Final = 4  # items, the latest, among which are answers that nobody gave
+_MOST_EARLIER: Final = 4  # answers of a program before its latest
+_MOST_SEARCHED: Final = 32 << 10  # characters of a request in which short answers are looked for
+_SEARCHED_BYTES: Final = 2 << 10  # folded, of a text in which these are looked for, which takes 1 ms for 256 programs
+_MARKS: Final = re.compile(rb"(?:[^a-z0-9\x80-\xff]|</[a-z0-9]+){0,32}")  # of punctuation, and ends of tags
+_TAG: Final = re.compile(rb"</([a-z0-9]+)")
+_ENDS: Final = b".,:;!?"  # of an answer, that clients may leave out
+_WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
 
 class HandedText(NamedTuple):
@@ -77,3 +104,149 @@ class Handed:
     def _get(self, scope: str, digest: Digest) -> HandedText | None:
         task = self._tasks.get(scope, digest)
         return task if task and task.program_id != SEVERAL and self._is_open(task.program_id) else None
+
+
+class _Turn(NamedTuple):
+    """A call of a program and its answer, folded and in lower case."""
+
+    question: bytes  # what the program told its model first, without the system prompt
+    told: bytes  # what it told its model last, without the system prompt
+    answer: bytes = b""  # what its model said to that; b"": it has not answered, called a tool, or said too much
+    earlier: tuple[tuple[bytes, bytes], ...] = ()  # what it was told and said before, if it was short; the latest first
+    lines: tuple[bytes, ...] = ()  # the first ones of that which are neither short nor long
+    words: tuple[bytes, ...] = ()  # in the names and the arguments of the tools that it called
+
+
+class Turns:
+    """The latest turns of the programs of each scope. Those unused for longest are forgotten.
+
+    They find agents of a team that hand on too little to be found by it. A speaker is chosen by a word, and then gets
+    the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
+    it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
+    that a program had, and behind it what its model has just said. So is a short answer alone, if only one program's
+    model ever gave it, and not in words of its prompt: without the question, which would make it an example. A request
+    where it stands in an answer that nobody gave needs a line of the task too, because many answers end alike.
+    """
+
+    def __init__(self, is_open: Callable[[ProgramId], bool]) -> None:
+        self._is_open = is_open
+        self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
+        self._givers: Recent[ProgramId] = Recent(_MOST_GIVERS)  # of short answers
+
+    def asked(self, scope: str, program_id: ProgramId, told: bytes) -> None:
+        """Note what a program tells its model that it had not told before, folded, without the system prompt."""
+        turns = self._of_scope.setdefault(scope, OrderedDict())
+        known, told = turns.pop(program_id, None), _kept(told).lower()
+        said = ((known.told, known.answer), *known.earlier)[:_MOST_EARLIER] if known else ()
+        earlier = tuple(each for each in said if 0 < len(each[1]) < LONG_BYTES)
+        turns[program_id] = _Turn(known.question if known else told, told, earlier=earlier)
+        if len(turns) > _MOST_TURNS:
+            turns.popitem(last=False)
+
+    def answered(self, scope: str, program_id: ProgramId, answer: list[Item]) -> None:
+        """Note the answer to that."""
+        turns = self._of_scope.get(scope, OrderedDict())
+        turn = turns.get(program_id)
+        if turn is not None:
+            calls = [item for item in answer if item[0] == "call"]
+            text = b"" if calls else _kept(folded_texts(answer).lower().strip(_ENDS))
+            words = tuple({word for call in calls for word in _words_of(call)})
+            lines = [line for line in _lines_of(answer) if len(line) < LONG_BYTES][:_MOST_LINES] if text else []
+            turns[program_id] = turn._replace(answer=text, words=words, lines=tuple(lines))
+            for each in {text, *lines} if SHORT_BYTES <= len(text) < LONG_BYTES else lines:
+                known = self._givers.get(scope, each)
+                is_new = known is None and each not in turn.told and each not in turn.question
+                self._givers.put(scope, each, program_id if is_new or known == program_id else SEVERAL)
+
+    def find(
+        self, scope: str, items: list[Item], system: bytes, given: Mapping[Item, Mapping[ProgramId, Question | None]]
+    ) -> ProgramId | None:
+        """The only open program whose task a request has with its latest answer, or with answers that it was given.
+
+        The request's system prompt is folded. `given` has the owners of those answers that models gave.
+        """
+        if sum(len(text) for item in without_system(items) for text in texts_of(item)) > _MOST_SEARCHED:
+            return None
+        texts = [folded_texts([item]).lower() for item in without_system(items)]
+        if not texts:
+            return None
+        text, around = SEPARATOR.join(texts), system.lower()
+        first = [item for item in takewhile(is_answer, without_system(items)) if item in given]
+        told = [*first, *(item for item in items if not is_answer(item))]
+        is_told, plain = len(told) == len(items), folded_texts(without_system(told)).lower()
+        tasks = _lines_of(without_system(told)) if not is_told else []
+        lines = _lines_of([each for each in items[-_MOST_CANNED:] if is_answer(each) and each not in given])
+        inside, likely = SEPARATOR.join(lines), sample_of(system)
+        is_own = any(
+            len(folded_texts([item])) >= SHORT_BYTES or (had is not None and had.place and had.has_system_like(likely))
+            for item, owners in given.items()
+            for had in (owners.values() if len(owners) == 1 else ())
+        )
+
+        asked, is_short = text[:-SHORT_BYTES], len(text) <= _SEARCHED_BYTES  # its own question stands at its end
+        last = texts[-1].strip(_ENDS) if items[-1] in given else None
+
+        def is_of(part: bytes, where: bytes, program_id: ProgramId) -> bool:
+            return part in where and self._givers.get(scope, part) == program_id
+
+        def is_said(program_id: ProgramId, turn: _Turn) -> bool:
+            for question, answer in ((turn.told, turn.answer), *(turn.earlier if is_short else ())):
+                if answer in text and (
+                    (is_of(answer, plain, program_id) and not is_asked(question, asked))
+                    or (is_told and _ends_with(text, question, answer))
+                ):
+                    return True
+            if is_told or is_asked(turn.told, asked):
+                return False
+            # A line of its own is as likely another model's.
+            parts = (line for line in turn.lines if line in inside and line not in lines)
+            is_in = is_of(turn.answer, text, program_id) or any(is_of(line, inside, program_id) for line in parts)
+            return is_in and any(line in turn.question for line in tasks)  # which takes long to look for
+
+        found = set()
+        for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
+            has_task = is_own and len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
+            is_judged = last is not None and turn.told != b"" and (texts[-2:-1], last) == ([turn.told], turn.answer)
+            goes_on = is_told and _goes_on(turn, texts, text, around)
+            if has_task or is_judged or goes_on or is_said(program_id, turn):
+                had = [each.get(program_id) for each in given.values()]
+                if self._is_open(program_id) and not any(each is None or each.is_example for each in had):
+                    found.add(program_id)
+        return found.pop() if len(found) == 1 else None
+
+
+def _ends_with(text: bytes, told: bytes, answer: bytes) -> bool:
+    """Whether a text ends with an answer, somewhere behind its question: it is to be judged, or gets a title. Behind an
+    example there would be another question."""
+    if min(len(told), 2 * len(answer)) < SHORT_BYTES:
+        return False
+    at = text.rfind(answer)
+    marks = _MARKS.fullmatch(text, at + len(answer)) if at >= 0 else None
+    return marks is not None and told in text[:at] and all(b"<" + tag in text[:at] for tag in _TAG.findall(marks[0]))
+
+
+def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> bool:
+    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
+    task = turn.question + SEPARATOR
+    if len(task) > SHORT_BYTES and text.startswith(task):
+        behind = text[len(task) :]
+        is_said = len(turn.answer) >= SHORT_BYTES // 2 and turn.answer in behind
+        is_said = is_said or (turn.answer != b"" and behind.partition(SEPARATOR)[0].strip(_ENDS) == turn.answer)
+        return is_said or any(word in behind or word in system for word in turn.words if word not in task)
+    is_template = SHORT_BYTES <= len(text) < len(turn.told) and all(each in turn.told for each in texts)
+    return is_template and _SHORTEST_BYTES <= len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
+
+
+def _lines_of(items: list[Item]) -> list[bytes]:
+    """The lines of items that are not short, folded and in lower case."""
+    lines = (folded(line).lower() for item in items for text in texts_of(item) for line in text.splitlines())
+    return [line for line in lines if len(line) >= SHORT_BYTES]
+
+
+def _kept(text: bytes) -> bytes:
+    return text if len(text) <= _TURN_BYTES else b""
+
+
+def _words_of(call: Item) -> Iterator[bytes]:
+    for text in (call[2], *(each for each in arguments_of(call) if len(each) <= _CHOICE_BYTES)):
+        yield from (folded(word).lower() for word in _WORD.findall(text))

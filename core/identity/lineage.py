@@ -30,14 +30,13 @@ from weft.core.identity.given import (
     Prompt,
     Question,
     Sample,
-    Turns,
     folded_texts,
     parts_of,
     sample_of,
     searched_texts,
     texts_of,
 )
-from weft.core.identity.handed import Handed, HandedText
+from weft.core.identity.handed import Handed, HandedText, Turns
 from weft.core.identity.items import Digest, Item, digest_of, utf8_bytes
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
@@ -69,11 +68,6 @@ class Placed(NamedTuple):
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether a later request may continue it."""
-        return self.said is not None and bool(self.said.items)
 
 
 class _Given(NamedTuple):
@@ -122,6 +116,7 @@ class _Told(NamedTuple):
     text: bytes
     values: Values
     keys: list[int]
+    prompts: list[Prompt]  # of any program, with a piece of it
     is_whole: bool  # it was short enough for all of it
 
 
@@ -191,7 +186,7 @@ class Lineage:
                 known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
-        self._turns.asked(scope, program_id, said.items, told.text)
+        self._turns.asked(scope, program_id, told.text)
         for name, value in ((b"correlation", evidence.correlation_id), (b"trace", evidence.trace_id)):
             if value is not None:
                 self._named.put(scope, digest_of(name, scope, value), program_id)
@@ -212,7 +207,7 @@ class Lineage:
             before = self._before(asked, program_id, len(said.items))
             call_id = latest[1] if latest[0] == "result" else ""
             question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
-        return Placed(identity, peer, said, question, start, prompt)
+        return Placed(identity, peer, said if said.items else None, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
         """Note the answers to a request, before its client gets them.
@@ -228,7 +223,7 @@ class Lineage:
             self._named.put(scope, digest_of(b"response", scope, response_id), program_id)
         if placed.said is None:
             return
-        prompt = placed.said.digests[-1] if placed.said.items else placed.start
+        prompt = placed.said.digests[-1]
         for items in map(list, answers):
             if not items:
                 continue  # the prompt is no state, or each request would continue itself
@@ -245,7 +240,7 @@ class Lineage:
 
     def left(self, placed: Placed, scope: str) -> None:
         """Note that a request has ended, and that its client has no answer. It may send the request again."""
-        if placed.said is not None and placed.has_messages:
+        if placed.said is not None:
             key, owner = placed.said.digests[-1], placed.identity.program_id
             self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
 
@@ -280,8 +275,7 @@ class Lineage:
             return _Found(source, found)
         if is_one_of_twins:
             return _Found(is_doubtful=True)
-        found = self._judged(asked)
-        return self._by_exchanges(asked) if found is None else _Found(Source.LINEAGE, found, len(said.items))
+        return self._by_exchanges(asked)
 
     def _answerer(self, asked: _Asked) -> ProgramId | None:
         """The program that was given the latest answer of a conversation, which its client has cut or added to."""
@@ -298,14 +292,6 @@ class Lineage:
         }
         return next(iter(found)) if len(found) == 1 and SEVERAL not in found else None
 
-    def _judged(self, asked: _Asked) -> ProgramId | None:
-        """The program whose latest answer a request ends with, behind its question: another agent is to judge it."""
-        items = asked.said.items
-        last = list(takewhile(is_answer, reversed(items[-_MOST_EXCHANGES:])))
-        owners = self._owners(asked, last, _questions_before(items, len(items) - len(last))) if last else {}
-        found = [each for each, had in owners.items() if had.next is None and self._is_open(each)]
-        return found[0] if len(owners) == len(found) == 1 else None
-
     def _by_exchanges(self, asked: _Asked) -> _Found:
         """The program that had the latest exchanges of a conversation, if no other program had them."""
         said = asked.said
@@ -314,7 +300,8 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         first, known, is_latest, latest = 0, 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            questions = _questions_before(said.items, begin)
+            nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
+            questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
             owners = self._owners(asked, said.items[begin:end], questions)
             if not owners:  # nobody gave this answer, which says nothing
                 is_latest = is_latest and alive is not None
@@ -344,7 +331,9 @@ class Lineage:
             is_new = lead is not None and had.lead is not None and lead != had.lead
             behind = _behind(said, known)
             is_same = had.next is None or any(map(had.next.is_related_to, (behind, behind.partition(b"\0")[0])))
-            if is_new or not (is_same or self._has_answer(asked, program_id, known)):
+            answers = (_answer_key(asked.start, said.items[at]) for at in said.answers if at >= known)
+            later = (self._answers.get(asked.scope, key) for key in answers)
+            if is_new or not (is_same or any(each is not None and program_id in each.owners for each in later)):
                 return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
         is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
         agents = self._agents.get(asked.scope, digest_of(b"agents", program_id)) or [] if had.next is None else []
@@ -352,11 +341,6 @@ class Lineage:
         if not is_enough or (counts[program_id] < 2 and not is_agent and not had.has_system_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
-
-    def _has_answer(self, asked: _Asked, owner: ProgramId, place: int) -> bool:
-        """Whether a request has an answer of a program's model behind a place."""
-        keys = (_answer_key(asked.start, asked.said.items[at]) for at in asked.said.answers if at >= place)
-        return any((known := self._answers.get(asked.scope, key)) and owner in known.owners for key in keys)
 
     def _before(self, asked: _Asked, owner: ProgramId, end: int) -> tuple[Digest | None, frozenset[Digest] | None]:
         """The latest answer before a place that a model gave, and all that are others' examples; None: the owner had
@@ -396,11 +380,11 @@ class Lineage:
         found = {each: had for one in kept for each, had in one.asked(told).items()}
         return found or None
 
-    @staticmethod
-    def _new(asked: _Asked, items: list[Item]) -> _Told:
+    def _new(self, asked: _Asked, items: list[Item]) -> _Told:
         text, is_whole = searched_texts(without_system(items))
         values = pieces_of(text)
-        return _Told(items, text, values, keys_of(asked.scope, values), is_whole)
+        keys = keys_of(asked.scope, values)
+        return _Told(items, text, values, keys, self._asked.all(keys), is_whole)
 
     def _agent(self, asked: _Asked, program_id: ProgramId, kind: str) -> tuple[int, str]:
         """The number of an agent in its program, by its system prompt, and its kind. `kind` is what the call says that
@@ -419,7 +403,7 @@ class Lineage:
     def _by_text(self, asked: _Asked, told: _Told, *, is_mixed: bool) -> ProgramId | None:
         """The program whose model wrote a text of a request."""
         keys = set(told.keys)
-        prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
+        prompts = [each for each in told.prompts if each.start == asked.start]
         found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
         if not found_by and not asked.said.answers:  # the template may have another end now
             ends = [each for each in prompts if each.goes_on_in(told.text)]
@@ -429,12 +413,12 @@ class Lineage:
             keys.update(keys_of(asked.scope, asked.system.values))
             plain, questions = _without_exchanges(told)
             known = {each.program_id for each in prompts}
-            written = ((key, self._written.get(key)) for key in keys)
+            written = self._written.among(keys).items()
             found_by = _owners_in(
                 told.text + asked.system.text,
                 plain + asked.system.text,
                 questions,
-                {key: answer for key, answer in written if answer is not None and answer.start == asked.start},
+                {key: answer for key, answer in written if answer.start == asked.start},
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
@@ -447,7 +431,7 @@ class Lineage:
     def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
         """Note what a program tells its model."""
         scope = asked.scope
-        others = [each for each in self._asked.all(told.keys) if each.program_id != program_id]
+        others = [each for each in told.prompts if each.program_id != program_id]
         for prompt in others:
             prompt.is_shared = prompt.is_shared or prompt.is_in(told.text)
             prompt.is_new = prompt.is_new and not prompt.begins(told.text)
@@ -455,9 +439,8 @@ class Lineage:
         if not (told.is_whole and asked.system.is_whole):
             self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
         self._told.add(scope, asked.system.values)
-        was_told = self._told.add(scope, told.values)
-        new = [key for key, known in zip(told.keys, was_told.tolist(), strict=True) if not known]
-        keys = new or told.keys
+        new = np.flatnonzero(~self._told.add(scope, told.values)).tolist()
+        keys = [told.keys[at] for at in (new or range(len(told.keys)))]
         # The last ones may be of a template's end, which changes.
         keys = list(dict.fromkeys([*keys[: _NEW_KEYS // 2], *keys[-_NEW_KEYS:]]))
         digest = asked.key("prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
@@ -649,12 +632,6 @@ def _behind(said: Said, place: int) -> bytes:
     """What is said from a place on, up to the next answer, folded."""
     told = takewhile(lambda item: not is_answer(item), islice(said.items, place, None))
     return folded_texts(list(told))
-
-
-def _questions_before(items: list[Item], place: int) -> list[Item]:
-    """What stands before an answer and behind the one before it, the latest first, without system prompts."""
-    nearest = reversed(items[max(0, place - _MOST_EXCHANGES) : place])
-    return without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
 
 
 def _told_before(items: list[Item], place: int) -> Iterator[Item]:

@@ -7,7 +7,7 @@ wherever the text stands. Of each 55 bytes that two texts have in common, at lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Generic, TypeVar
 
 import numpy as np
@@ -155,6 +155,11 @@ class Index(Generic[R]):
         known = self._found.get(key)
         return None if isinstance(known, int) else known
 
+    def among(self, keys: Collection[int]) -> dict[int, R]:
+        """What was put under each of some keys, without those that find nothing."""
+        found = ((key, self.get(key)) for key in self._found.keys() & keys)  # in C, because most are not there
+        return {key: thing for key, thing in found if thing is not None}
+
 
 class Groups(Generic[R]):
     """Finds what was put under pieces last, up to eight things for each."""
@@ -178,9 +183,10 @@ class Groups(Generic[R]):
                 if not group:
                     del self._found[key]
 
-    def all(self, keys: Iterable[int]) -> list[R]:
+    def all(self, keys: Collection[int]) -> list[R]:
         """The things under any of the keys, each once."""
-        return list({id(thing): thing for key in keys for thing in self._found.get(key, ())}.values())
+        known = self._found.keys() & keys  # in C, because most are not there
+        return list({id(thing): thing for key in known for thing in self._found[key]}.values())
 
 
 def keys_of(scope: str, values: Values) -> list[int]:

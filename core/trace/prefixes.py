@@ -57,7 +57,7 @@ class TokenChain:
 
 def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many first items of two sequences of one type are the same."""
-    low, high = 0, min(len(first), len(second))
+    low, high = 0, min(len(first), len(second)) if first[:1] == second[:1] else 0
     while low < high:
         middle = (low + high + 1) // 2
         if first[low:middle] == second[low:middle]:

@@ -154,7 +154,7 @@ class _ServedExchange(Exchange):
             self._placed = await self._engine.lineage.place(
                 replace(found, body_bytes=body_bytes), request, self._id_scope, self._peer
             )
-            self._reads_answers = self._placed.has_messages
+            self._reads_answers = self._placed.said is not None
         self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from weft.core.errors import KeyLimitError, OverloadedError, WeftError
 from weft.core.identity import Evidence, Identity
@@ -13,9 +13,10 @@ from weft.core.identity.items import Item
 from weft.core.identity.lineage import Lineage, Placed
 from weft.core.routing.admission import Admission
 from weft.engine.host.in_flight import InFlight
-from weft.engine.http.bodies import LARGE_BYTES
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
+
+PLACED_ELSEWHERE_BYTES: Final = 64 << 10  # of a body: a longer one may hold up streams while its program is looked for
 
 
 @dataclass(slots=True)
@@ -100,17 +101,20 @@ class ServedRequests:
 
 
 class SharedLineage:
-    """`Lineage` on the server's event loop: one request uses it at a time, and large ones are read on another thread,
-    while streams go on.
+    """`Lineage` on the server's event loop: one request uses it at a time, and the programs of large ones are looked
+    for on another thread, while streams go on.
     """
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._lock = asyncio.Lock()
+        self._left: list[tuple[Placed, str]] = []  # requests whose clients left, for the next request to be known again
 
     async def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str) -> Placed:
         await self._lock.acquire()
-        if evidence.body_bytes <= LARGE_BYTES:
+        while self._left:
+            self._lineage.left(*self._left.pop(0))
+        if evidence.body_bytes <= PLACED_ELSEWHERE_BYTES:
             try:
                 return self._lineage.place(evidence, body, scope, peer)
             finally:
@@ -120,9 +124,9 @@ class SharedLineage:
         return await asyncio.shield(reading)  # a cancelled request lets nobody in before the thread ends
 
     def left(self, placed: Placed, scope: str) -> None:
-        """See `Lineage.left`. While another thread has the lineage, it is not noted."""
-        if not self._lock.locked():
-            self._lineage.left(placed, scope)
+        """See `Lineage.left`. It is noted before the next request is placed, because another thread may have the
+        lineage now."""
+        self._left.append((placed, scope))
 
     async def answered(
         self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None

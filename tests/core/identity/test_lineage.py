@@ -720,6 +720,15 @@ def test_a_short_answer_at_the_end_behind_its_question_is_in_the_program() -> No
     assert server.call(prompted("Find a title.", chat), "Capitals") not in known
 
 
+@pytest.mark.parametrize(("count", "is_known"), [(500, True), (5_000, False)])
+def test_short_answers_are_not_looked_for_in_long_requests(count: int, is_known: bool) -> None:
+    """That takes too long. Behind 500 words the answer is found, and behind 5,000 words it is not."""
+    server = Server()
+    first = server.call(prompted("You search.", "How long was the bridge?"), "It was all of 412 metres long.")
+    words = " ".join(f"word{number}" for number in range(count))
+    assert (server.call(prompted("You write.", f"{words}\nIt was all of 412 metres long."), "x") == first) == is_known
+
+
 def test_a_short_answer_before_the_latest_is_found_in_a_template() -> None:
     """As where an outline is checked first, and then written out. If another model gave it too, it tells nothing."""
     outline = "Ships, eels and gulls."

@@ -17,7 +17,7 @@ from weft.core.identity import Evidence
 from weft.core.identity.lineage import Lineage, Placed
 from weft.engine.http import bodies, check_ids
 from weft.engine.http.bodies import LARGE_BYTES, read_json
-from weft.engine.serve.requests import SharedLineage
+from weft.engine.serve.requests import PLACED_ELSEWHERE_BYTES, SharedLineage
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -59,21 +59,22 @@ async def test_only_a_large_request_is_placed_on_another_thread() -> None:
     """A hop to a thread costs more than a small request does."""
     watched = Watched()
     lineage = SharedLineage(watched)
-    for body_bytes in (LARGE_BYTES, LARGE_BYTES + 1):
+    for body_bytes in (PLACED_ELSEWHERE_BYTES, PLACED_ELSEWHERE_BYTES + 1):
         await lineage.place(Evidence(body_bytes=body_bytes), conversation("a"), "-", "")
     assert watched.threads == [True, False]
 
 
 def placing(lineage: SharedLineage, text: str, *, is_large: bool) -> asyncio.Task[Placed]:
     """A request with a text, which is being placed."""
-    return asyncio.create_task(lineage.place(Evidence(body_bytes=LARGE_BYTES + is_large), conversation(text), "-", ""))
+    evidence = Evidence(body_bytes=PLACED_ELSEWHERE_BYTES + is_large, is_retry=not is_large)
+    return asyncio.create_task(lineage.place(evidence, conversation(text), "-", ""))
 
 
 async def held(watched: Watched, lineage: SharedLineage) -> asyncio.Task[Placed]:
     """A large request, which is held up on its thread."""
     watched.goes_on.clear()
     large = placing(lineage, "a", is_large=True)
-    await until(lambda: bool(watched.threads))
+    await until(lambda: not all(watched.threads[-1:]))
     return large
 
 
@@ -111,6 +112,20 @@ async def test_a_request_that_is_cancelled_lets_others_in_when_its_thread_ends()
     watched.goes_on.set()
     await small
     assert watched.threads == [False, True]
+
+
+@in_a_loop
+async def test_a_client_that_leaves_while_another_request_is_placed_is_known_when_it_comes_back() -> None:
+    """Its first request, sent again, belongs to the same program."""
+    watched = Watched()
+    lineage = SharedLineage(watched)
+    placed = await placing(lineage, "b", is_large=False)
+    large = await held(watched, lineage)
+    lineage.left(placed, "-")
+    watched.goes_on.set()
+    await large
+    again = await placing(lineage, "b", is_large=False)
+    assert again.identity.program_id == placed.identity.program_id
 
 
 @pytest.mark.parametrize(("size", "is_own"), [(10, True), (LARGE_BYTES, False)])
