@@ -51,7 +51,6 @@ class Supervisor:
         self._starting: dict[EngineId, asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_ready_s = clock()
-        self._dead: set[EngineId] = set()  # replicas whose death was noted, until they start again
         self._failures: dict[tuple[str, EngineId | None], str] = {}  # the last error of each action, to log it once
         self._log = get_logger().bind(model=model)
 
@@ -101,7 +100,6 @@ class Supervisor:
         try:
             await replica.stop()  # completes an end that had failed; otherwise there is nothing to end
             await replica.start(self._start_timeout_s)
-            self._dead.discard(replica.engine_id)
             self._states.ready(replica.engine_id, self._clock())
         finally:
             del self._starting[replica.engine_id]
@@ -139,9 +137,7 @@ class Supervisor:
     def note_death(self, engine_id: EngineId) -> None:
         """If a replica has died, stop sending calls to it at once, and start it again after a pause."""
         replica = self._replicas.get(engine_id)
-        if replica is None or engine_id in self._dead:
-            return
-        if not self._try("look after it", engine_id, lambda: replica.is_dead, default=False):
+        if replica is None or not self._try("look after it", engine_id, lambda: replica.is_dead, default=False):
             return
         reason = self._try("ask why it died", engine_id, replica.why_dead, default="unknown")
         self._log.warning("replica died", replica=engine_id, reason=reason, log=replica.log or "unknown")
@@ -149,7 +145,6 @@ class Supervisor:
         self._try("begin its end", engine_id, replica.detach)
 
     def _down(self, engine_id: EngineId, reason: str) -> None:
-        self._dead.add(engine_id)
         self._try("mark it as down", engine_id, lambda: self._states.down(engine_id, reason, self._clock()))
         self._try("forget its KV", engine_id, lambda: self._forget(engine_id, False))
         self._queue.dispatch_waiting()
@@ -230,7 +225,6 @@ class Supervisor:
 
     def _drop(self, engine_id: EngineId) -> None:
         if self._replicas.pop(engine_id, None) is not None:
-            self._dead.discard(engine_id)
             self._try("remove it", engine_id, lambda: self._states.remove(engine_id))
             self._try("forget its KV", engine_id, lambda: self._forget(engine_id, True))
             self._failures = {key: reason for key, reason in self._failures.items() if key[1] != engine_id}

@@ -90,13 +90,11 @@ MUTATIONS: Final = (
     Mutation(_REPLICAS + "stealer", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
     Mutation(_REPLICAS + "stealer", "del mine[call]", "pass"),
     Mutation(_REPLICAS + "stealer", "if calls else None", "if calls else {'taken': calls}"),
-    Mutation(_REPLICAS + "supervisor", "self._dead.discard(replica.engine_id)", "pass"),
     Mutation(
         _REPLICAS + "supervisor",
         "task.cancel()\n        await asyncio.gather(*tasks",
         "pass\n        await asyncio.gather(*tasks",
     ),
-    Mutation(_REPLICAS + "supervisor", "self._dead.add(engine_id)", "pass"),
     Mutation(_REPLICAS + "supervisor", "self._starting[engine_id] = task", "pass"),
     Mutation(_REPLICAS + "local", "for handle in list(self._handles):\n            handle.cancel()", "pass"),
     Mutation(_REPLICAS + "local", "self._waits_for_vllm = True", "pass"),
