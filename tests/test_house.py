@@ -40,7 +40,7 @@ def test_a_call_makes_few_hops() -> None:
     """Counts of files, of calls and of changes of file, from `ChatWeft.invoke` to vLLM and back. Two threads take turns
     after the answer, so changes of file differ by one or two from run to run."""
     before, after = hops_of_a_call()
-    assert before.within(Hops(files=22, calls=146, changes_of_file=62))
+    assert before.within(Hops(files=22, calls=146, changes_of_file=63))
     assert after.within(Hops(files=20, calls=91, changes_of_file=40))
 
 

@@ -125,7 +125,7 @@ class FrontEnd:
             self._save = weakref.finalize(self, not_in_forks(self._history.save))  # also if it is not shut down
         self.forecasts = self._history.graphs if self._history is not None else ExecutionGraphs()
         table.forecasts = self.forecasts.rows
-        self.observe(Forecasts(self.forecasts, self._history))
+        self.observe(Forecasts(self.forecasts, self._history, table))
         self._learned: LearnedReports | None = None
         if learns:
             self._learned = LearnedReports(loop, link.send, table, self._history, lambda: messages.is_idle)

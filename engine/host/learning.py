@@ -141,20 +141,22 @@ class Forecasts(ProgramObserver):
     Programs that were cancelled or abandoned are not learned from, because nothing says where they would have ended.
     """
 
-    def __init__(self, graphs: ExecutionGraphs, file: HistoryFile | None) -> None:
+    def __init__(self, graphs: ExecutionGraphs, file: HistoryFile | None, table: ProcessTable) -> None:
         self.graphs = graphs
-        self._file = file
+        self._file, self._table = file, table
 
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
         if info.graph is not None:
             self.graphs.use_hint(info.name, info.graph)
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        if identity.call_id in graph:
+        label, tools = "", tuple[str, ...]()
+        with suppress(KeyError):
             node = graph[identity.call_id]
-            self.graphs.arrive(graph.name, identity, label=node.label, tools=node.tools, now_s=now_s)
-        else:
-            self.graphs.arrive(graph.name, identity, now_s=now_s)
+            label, tools = node.label, node.tools
+        self.graphs.arrive(graph.name, identity, label=label, tools=tools, now_s=now_s)
+        if self._table.get(identity.program_id) is None:  # it has ended on another thread meanwhile
+            self.graphs.end(identity.program_id, learn=False)
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
         identity, account, cost = row.identity, row.account, None
