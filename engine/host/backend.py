@@ -140,6 +140,7 @@ class Programs:
         now_s = self._clock()
         row = self.table.close(program_id, state, now_s)
         if row is not None:
+            self.in_flight.abort(program_id)  # a call that came on another thread before the row was gone
             self.sessions.end(row.info)
             self.messages.program_ended(program_id, state)
             self.observers.tell(ProgramObserver.program_ended, row, state, row.end_s)

@@ -319,9 +319,9 @@ class CallPath:
 
     def leave(self, call: InFlight) -> None:
         """A call has left the engine, finished or not. Leaving twice changes nothing."""
-        if self._in_flight.leave(call):
-            self._programs.observers.tell(ProgramObserver.call_left, call.row, call.outcome, self._clock())
-            if call.awaits_account:
+        if (outcome := self._in_flight.leave(call)) is not None:
+            self._programs.observers.tell(ProgramObserver.call_left, call.row, outcome, self._clock())
+            if call.awaits_account(outcome):
                 self._programs.messages.call_aborted(AbortedCall(call.program, call.row))
 
     def raise_if_ended(self, call: InFlight) -> None:

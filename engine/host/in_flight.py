@@ -176,10 +176,9 @@ class InFlight:
     def _read_ids(self, data: dict[str, Any], key: str) -> list[int]:
         return (data.pop(key, None) if self.hides_ids else data.get(key)) or []
 
-    @property
-    def awaits_account(self) -> bool:
-        """Whether the call, which has left, has a final account that only its scheduler knows."""
-        return (self.stopped or self.outcome is not CallState.FINISHED) and not self.ended
+    def awaits_account(self, outcome: CallState) -> bool:
+        """Whether the call, which has left so, has a final account that only its scheduler knows."""
+        return (self.stopped or outcome is not CallState.FINISHED) and not self.ended
 
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
@@ -190,7 +189,11 @@ class InFlight:
 
     @asynccontextmanager
     async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:
-        """Cancel the body when the call's deadline passes, and raise DeadlineError."""
+        """Cancel the body when the call's deadline passes, and raise DeadlineError. If the program has ended on another
+        thread, cancel at once: its schedulers may know, and would keep a program that comes afterwards."""
+        if self.ended or not math.isnan(self.of_program.end_s):
+            self.ended = True
+            raise asyncio.CancelledError
         left_s = self.deadline.at_s - clock()
         scope = asyncio.timeout(left_s if left_s < math.inf else None)
         try:
@@ -234,20 +237,21 @@ class InFlightCalls:
         with self._lock:
             self._calls[call.identity.call_id] = call
 
-    def leave(self, call: InFlight) -> bool:
-        """A call has left the engine, finished or not. Returns whether it was in flight. Leaving twice changes
-        nothing."""
+    def leave(self, call: InFlight) -> CallState | None:
+        """A call has left the engine, finished or not. Returns how; None if it was not in flight, because leaving twice
+        changes nothing."""
         call_id = call.identity.call_id
         with self._lock:
             if self._calls.pop(call_id, None) is None:
-                return False
+                return None
+            outcome = call.outcome  # of a call that another thread aborts, the loop may set it from now on
         now_s = self._clock()
         account = call.row.account
         call.endpoint.admission.leave(now_s)
         self.table.leave(call.row, now_s)
         row = call.row
         call.program.reports.call_left(
-            call_id, now_s, account, call.outcome, engine_id=row.engine_id, earlier_engine_ids=row.earlier_engine_ids
+            call_id, now_s, account, outcome, engine_id=row.engine_id, earlier_engine_ids=row.earlier_engine_ids
         )
         call.program.log.debug(
             "call left the engine",
@@ -257,7 +261,7 @@ class InFlightCalls:
             wait_s=round(account.wait_s, 6),
             preemptions=account.preemptions,
         )
-        return True
+        return outcome
 
     def abort(self, program_id: ProgramId | None = None) -> None:
         """Abort the calls of a program that has ended; None: all calls, because the engine is being shut down."""

@@ -44,12 +44,65 @@ class Witness(ProgramObserver):
         self.left_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.learned_from = 0  # programs
+        self.wrong: list[str] = []  # what it saw at once
+        self._removed: dict[str, int] = {}  # replicas that are being removed: how often that was begun
         self._seen: dict[str, tuple[float, float, float]] = {}
+
+    def watch(self, group: Any) -> None:
+        """See which replicas calls get, and which of them take calls."""
+        states, queue = group.states, group._queue
+
+        def chosen(method: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any) -> Any:
+                result = method(*args)
+                engine_id = args[0] if result is True else result
+                if result and states.state(engine_id) != "ready":
+                    self.wrong.append(f"a call goes to {engine_id}, which is {states.state(engine_id)}")
+                return result
+
+            return noted
+
+        def dispatch(arrival: Any, avoid: Any) -> Any:
+            deaths = {each.engine_id: each.deaths for each in states.health(0.0)}
+            unharmed = [each for each in avoid if deaths.get(each) == 0 and states.state(each) == "ready"]
+            if unharmed:
+                self.wrong.append(f"a call avoids {unharmed}, on which it has not failed")
+            return dispatched(arrival, avoid)
+
+        def drain(engine_id: Any) -> None:
+            self._removed[engine_id] = self._removed.get(engine_id, 0) + 1
+            drained(engine_id)
+
+        def resume(engine_id: Any, *args: Any, **kwargs: Any) -> None:
+            self._removed.pop(engine_id, None)
+            resumed(engine_id, *args, **kwargs)
+
+        dispatched, drained, resumed = queue.dispatch, states.drain, states.resume
+        states.dispatch, states.move = chosen(states.dispatch), chosen(states.move)
+        states.drain, states.resume, queue.dispatch = drain, resume, dispatch
+
+    def look_often(self, life: Life) -> None:
+        """What can be wrong for a moment only."""
+        engine: Any = life.engine
+        group, loop = next(iter(engine._groups.values())), engine._loop._loop
+        waiting = group._queue._waiting if not (loop.steps or loop.callbacks) else ()
+        if any(call.assigned.cancelled() for call in waiting):
+            self.wrong.append("a call that was cancelled waits for a replica")
+        if self._removed:
+            states = group.states
+            for engine_id in list(self._removed):
+                state = states.state(engine_id)
+                if state not in (None, "draining"):
+                    self.wrong.append(f"{engine_id} is {state} while it is being removed")
+                if state != "draining":
+                    del self._removed[engine_id]
 
     def accounts(self, on_account: Callable[[Any, Account], None]) -> Callable[[Any, Account], None]:
         """`on_account`, which is noted."""
 
         def note(call_id: Any, account: Account) -> None:
+            if account.service_s < self.told.get(call_id, account).service_s - 1e-9:
+                self.wrong.append(f"the account of {call_id} fell from {self.told[call_id]} to {account}")
             self.told[call_id] = account
             on_account(call_id, account)
 
@@ -101,6 +154,9 @@ class Witness(ProgramObserver):
         shown = sum(len(row.in_flight) for row in engine.table)
         if shown != len(engine._in_flight):
             yield f"{shown} calls are in the table, and {len(engine._in_flight)} are in flight"
+        for call in engine._in_flight._calls.values():
+            if call.of_program.end_s == call.of_program.end_s and not call.ended:
+                yield f"{call.identity.call_id} goes on although its program has ended"
         calls, in_flight = group.endpoint.admission.calls, len(engine._in_flight)
         if life.server is not None:  # a request that was admitted has not made its call yet
             in_flight += sum(each.is_reserved for each in life.server.served.requests._requests.values())
@@ -231,8 +287,11 @@ def after_end(life: Life) -> Iterator[str]:
         if life.engine.forecasts.learned != learned:
             yield f"the engine has learned from {life.engine.forecasts.learned} programs of {learned}"
         # What ends after a sudden end of the engine is saved when the process ends.
+        history: Any = life.engine._history
         yield from life.earlier.problems(
-            learned, is_saved=not (life.disk.fault or life.disk_fails_at_end or life.wants_shutdown)
+            learned,
+            history._history.to_json(),
+            is_saved=not (life.disk.fault or life.disk_fails_at_end or life.wants_shutdown),
         )
 
 
@@ -268,5 +327,8 @@ def _recorded(life: Life) -> Iterator[str]:
         yield f"the trace has the programs {sorted(recorded)}, and {sorted(expected)} had outputs"
     for program_id in recorded.keys() & expected.keys():
         found = {call.call_id: call.output_tokens for call in recorded[program_id].calls}
-        if found != expected[program_id]:
+        late = found.keys() - expected[program_id].keys()  # they were leaving when the program was ended
+        if {call_id: count for call_id, count in found.items() if call_id not in late} != expected[program_id] or not (
+            late <= {call_id for call_id, each in life.witness.programs_of.items() if each == program_id}
+        ):
             yield f"the trace has the outputs {found}, and there were {expected[program_id]}"

@@ -46,6 +46,20 @@ class Disk:
         self._check()
         return os.write(file, data)
 
+    def fdopen(self, file: int, mode: str, encoding: str) -> Any:
+        opened = os.fdopen(file, mode, encoding=encoding)
+        write = opened.write
+
+        def checked(text: str) -> int:
+            if self.fault == "short":
+                self.fault = "full"
+                write(text[: len(text) // 2])
+            self._check()
+            return write(text)
+
+        opened.write = checked  # type: ignore[method-assign]
+        return opened
+
     def fsync(self, file: int) -> None:
         self._check()
         os.fsync(file)
@@ -73,11 +87,12 @@ class HistoryOfEarlier:
         except HistoryError:
             self._is_good = False
 
-    def problems(self, learned: int, *, is_saved: bool) -> Iterator[str]:
+    def problems(self, learned: int, known: str, *, is_saved: bool) -> Iterator[str]:
         """What is wrong with the file after an engine's end.
 
         Args:
             learned: Programs that the engine has learned from.
+            known: The engine's history in memory.
             is_saved: All of it should be in the file.
         """
         aside = self.path.with_name(f"{self.path.name}.set-aside")
@@ -89,6 +104,8 @@ class HistoryOfEarlier:
         found = _programs(History.from_json(self.path.read_bytes())) if self.path.exists() else 0
         if is_saved and found != self.programs + learned:
             yield f"the history has {found} programs, after {self.programs} of earlier engines and {learned} of this"
+        if is_saved and self.path.read_text() != known:
+            yield "the history in the file is not the one in memory"
 
 
 def _programs(history: History) -> int:

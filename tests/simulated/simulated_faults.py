@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
 import random
+import signal
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from simulated_disk import FAULTS
-from simulated_loop import TICK_S
+from simulated_loop import TICK_S, task_of
 from simulated_replica import EngineProcess
 
-from weft.core.errors import WeftError
+import weft
+from weft.core.errors import EngineForkedError, WeftError
 
 if TYPE_CHECKING:
     from simulated_life import Life
@@ -41,6 +46,14 @@ LATER_KINDS: Final = (
     "pause",  # the host is stopped for a while, and its replicas go on
     "jump",  # the machine is suspended
 )
+# Those that came last. They wait for their moment.
+LAST_KINDS: Final = (
+    "cut",  # a program is ended just when a call of it would go on at a certain place
+    "remove_start",  # a replica is removed just when it is started again
+    "kill_taken",  # a replica that gives a call back, or another one, dies or is removed at once
+    "race",  # a program is ended by another thread, while a thread is about to take a lock
+    "fork",  # the host process forks, perhaps while it holds a lock, and the child uses the engine
+)
 
 
 class Fault(NamedTuple):
@@ -48,7 +61,7 @@ class Fault(NamedTuple):
 
     Attributes:
         turn: Before which turn of the world.
-        kind: A key of `KINDS`, or one of `LATER_KINDS`.
+        kind: A key of `KINDS`, or one of `LATER_KINDS` or `LAST_KINDS`.
         number: Chooses what it happens to.
     """
 
@@ -64,9 +77,10 @@ def faults_of(seed: int) -> list[Fault]:
     turns = [rng.randrange(rng.choice([200, 1500, 4000])) for _ in range(rng.choice([0, 1, 2, 4, 8]))]
     turns += [turn for turn in turns if rng.random() < 0.25]
     faults = [Fault(turn, rng.choices(kinds, weights)[0], rng.randrange(1 << 16)) for turn in turns]
-    later = random.Random(f"later faults {seed}")
-    number = later.choice([0, 0, 0, 1, 2])
-    faults += [Fault(later.randrange(1500), later.choice(LATER_KINDS), later.randrange(1 << 16)) for _ in range(number)]
+    for name, of_kinds in (("later", LATER_KINDS), ("last", LAST_KINDS)):
+        rng = random.Random(f"{name} faults {seed}")
+        number = rng.choice([0, 0, 0, 1, 2] if name == "later" else [0, 0, 1, 2, 4])
+        faults += [Fault(rng.randrange(1500), rng.choice(of_kinds), rng.randrange(1 << 16)) for _ in range(number)]
     return sorted(faults)
 
 
@@ -84,6 +98,7 @@ class Faults:
     def __init__(self, life: Life, faults: list[Fault]) -> None:
         self._life = life
         self._left = list(faults)
+        self._armed: list[tuple[str, Callable[[], bool]]] = []  # wait for their moments, of which each looks
         self.happened: list[str] = []
 
     def before(self, turn: int) -> None:
@@ -93,10 +108,17 @@ class Faults:
             self._life.world.note(f"fault: {fault.kind}")
             if getattr(self, f"_{fault.kind}")(random.Random(fault.number)) is not False:
                 self.happened.append(fault.kind)
+        if self._armed:
+            met = [each for each in self._armed if each[1]()]
+            self._armed = [each for each in self._armed if each not in met]
+            self.happened += [kind for kind, _ in met]
+            for kind, _ in met:
+                self._life.world.note(f"fault: {kind} now")
 
     def end(self) -> None:
         """Nothing more goes wrong, and what hangs goes on."""
-        self._left = []
+        self._left, self._armed = [], []
+        self._life.world.at_lock = None
         self._life.disk.fault = ""
         for process in self._life.launcher.processes:
             if process.worker.has_memory:
@@ -179,13 +201,16 @@ class Faults:
         self._operate(self._life.engine.add_replica)
 
     def _operate(self, operate: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._operate_on(self._life.users, operate)
+
+    def _operate_on(self, loop: asyncio.AbstractEventLoop, operate: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         async def tried() -> None:
             try:
                 await operate()
             except WeftError as error:
                 self._life.world.note(f"operation: {type(error).__name__}")
 
-        self._life.running.append(self._life.users.create_task(tried()))
+        self._life.running.append(loop.create_task(tried()))
 
     def _start_fails(self, rng: random.Random) -> Any:
         del rng
@@ -201,9 +226,136 @@ class Faults:
     def _jump(self, rng: random.Random) -> Any:
         self._life.world.jump(rng.choice([1.0, 10.0, 40.0]) * rng.random())
 
+    def _cut(self, rng: random.Random) -> Any:
+        engine: Any = self._life.engine
+        queue, skips = next(iter(engine._groups.values()))._queue, rng.randrange(20)
+
+        def cut_waiting() -> bool:
+            waiting = [each for each in queue._waiting if not each.assigned.done()]
+            for each in waiting:  # one that waits for a replica is cut when it gets one
+                program_id = each.arrival.program_id
+                each.assigned.add_done_callback(lambda _, program_id=program_id: engine.end_program(program_id))
+            return bool(waiting)
+
+        def cut() -> bool:
+            nonlocal skips
+            ready = {task_of(each) for each in engine._loop._loop.steps}
+            for call in list(engine._in_flight._calls.values()) if ready else ():
+                if any(task is not None and task.get_coro().cr_frame.f_locals.get("call") is call for task in ready):
+                    skips -= 1
+                    return skips < 0 and bool(engine.end_program(call.program.program_id))
+            return False
+
+        def cut_new() -> bool:
+            starting = {task_of(each) for each in self._life.users.steps}
+            for client in self._life.clients if self._life.door == "engine" else ():
+                for task in starting & set(client.calls.values()):
+                    if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
+                        return bool(engine.end_program(client.program.program_id))
+            return False
+
+        self._armed.append(("cut", rng.choice([cut_waiting, cut, cut_new])))
+        return False
+
+    def _remove_start(self, rng: random.Random) -> Any:
+        group = next(iter(self._life.engine._groups.values()))
+        loop = self._life.engine._loop._loop
+
+        def remove() -> bool:
+            for task in filter(None, map(task_of, loop.steps)):
+                coroutine = task.get_coro()
+                if coroutine.__name__ == "_restart" and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                    engine_id = coroutine.cr_frame.f_locals["replica"].engine_id
+                    timeout_s = rng.choice([0.0, None])
+                    self._operate_on(loop, partial(group.supervisor.remove, engine_id, timeout_s))
+                    return True
+            return False
+
+        self._armed.append(("remove_start", remove))
+        return False
+
+    def _kill_taken(self, rng: random.Random) -> Any:
+        known = sum(event.kind == "taken" for event in self._life.history.events)
+
+        def kill() -> bool:
+            if sum(event.kind == "taken" for event in self._life.history.events) == known:
+                return False
+            does = rng.choice([self._kill, self._kill, self._crash, self._remove])
+            self._life.world.call_later(rng.randrange(12) * TICK_S, lambda: does(rng))
+            return True
+
+        self._armed.append(("kill_taken", kill))
+        return False
+
+    def _race(self, rng: random.Random) -> Any:
+        left = rng.randrange(60)
+
+        def race(*, is_held: bool) -> None:
+            nonlocal left
+            left -= not is_held
+            if left < 0 and not is_held:
+                self._life.world.at_lock = None
+                rows = sorted(self._life.engine.table, key=lambda row: row.last_arrival_s)
+                if rows:  # often that of the call which the thread brings
+                    row = rows[-1] if rng.random() < 0.7 else rng.choice(rows)
+                    self._life.engine.end_program(row.info.program_id)
+                    self.happened.append("race")
+
+        self._life.world.at_lock = race
+        return False
+
+    def _fork(self, rng: random.Random) -> Any:
+        left = rng.randrange(60)
+
+        def fork(*, is_held: bool) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0 and is_held:
+                self._life.world.at_lock = None
+                self._life.problems += in_a_child(self._life)
+                self.happened.append("fork")
+
+        self._life.world.at_lock = fork
+        return False
+
     def _shutdown(self, rng: random.Random) -> Any:
         del rng
         self._life.wants_shutdown = True
+
+
+def in_a_child(life: Life) -> list[str]:
+    """What is wrong with the engine in a forked child. It must say that it is not the child's, whatever locks others
+    held."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        with os.fdopen(read, "rb") as file:
+            said = file.read().decode()
+        os.waitpid(child, 0)
+        return [] if said == "as it should" else [f"in a forked child: {said or 'it hung'}"]
+    try:
+        signal.alarm(20)
+        os.write(write, _child_says(life).encode())
+    finally:
+        os._exit(0)
+
+
+def _child_says(life: Life) -> str:
+    engine = life.engine
+    program = weft.Program("child")
+    program_ids = [row.info.program_id for row in engine.table]
+    try:
+        engine.chat_sync({"messages": [{"role": "user", "content": "x"}]}, program, program.reports.start_call("child"))
+    except EngineForkedError:
+        pass
+    except BaseException as error:
+        return repr(error)
+    for program_id in program_ids:
+        engine.end_program(program_id)
+    if [row.info.program_id for row in engine.table] != program_ids:
+        return "it has ended the programs of its parent"
+    return "as it should" if not engine.is_alive else "it is alive"
 
 
 def _cancel_one(rng: random.Random, tasks: Sequence[asyncio.Task[Any]]) -> bool:

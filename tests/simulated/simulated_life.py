@@ -41,6 +41,12 @@ from weft.engine.vllm_compat.versions.version import installed_vllm
 
 LIMIT_S: Final = 300.0  # of virtual time, by which all clients must have their answers
 CALM_S: Final = 150.0  # after which all replicas run again, and every message has arrived
+# The modules whose locks keep threads apart that the world interrupts.
+_LOCKING: Final = (
+    *(f"core.{name}" for name in ("prediction.foresight", "process_table", "program.idle", "program.state")),
+    *(f"core.{name}" for name in ("routing.admission", "trace.recorder", "trace.writer")),
+    *(f"engine.host.{name}" for name in ("backend", "idle_checks", "in_flight", "learning", "scheduler_messages")),
+)
 _MEMORIES: Final = (
     weft.SwapConfig(),
     *(weft.SwapConfig(slots * BLOCK_BYTES / 2**30, min_tokens=0) for slots in (6, 20, 100)),
@@ -139,6 +145,7 @@ class Life:
                 # vLLM reads its files again and again for these, which takes a tenth of a life.
                 "vllm.config.model.ModelConfig.try_get_generation_config": lambda _config: {},
                 "vllm.entrypoints.serve.utils.fingerprint.build_system_fingerprint": lambda *_: None,
+                **{f"weft.{name}.fork_safe": world.lock for name in _LOCKING},
             }.items():
                 stack.enter_context(mock.patch(name, value))
             logging.getLogger("weft").addHandler(listener)
@@ -179,6 +186,7 @@ class Life:
             self.problems += after_end(self)
             return
         self.engine.observe(self.witness)
+        self.witness.watch(next(iter(self.engine._groups.values())))
         self.users = world.new_loop("users")
         if self.door != "engine":
             self.server = Server(self)
@@ -215,6 +223,7 @@ class Life:
             world.run_until(self._is_over, world.now_s + LIMIT_S)
         if self.remote is not None:
             self.remote.shutdown()
+        self.problems += self.witness.wrong
         self.problems += after_end(self)
 
     def _stays_calm(self) -> bool:
@@ -239,6 +248,7 @@ class Life:
 
     def _before_turn(self, turn: int) -> None:
         self.faults.before(turn)
+        self.witness.look_often(self)
         if turn % 64 == 0:
             self.problems += self.witness.look(self)
 

@@ -3,7 +3,9 @@
 asyncio promises that callbacks of a loop run in the order in which they were made. It promises nothing of which of two
 tasks that can go on goes first, nor of which of two loops, nor of timers of the same moment. All this is drawn from the
 seed here. No real time passes and nothing is read from a socket. A thread is a function that runs after a drawn pause,
-in one piece, and hands its result over as a real one does. So a seed always gives the same events in the same order.
+in one piece, and hands its result over as a real one does. In some worlds, other loops also go on before a piece of
+code takes a lock, or after it has handed something to another thread, as threads do. So a seed always gives the same
+events in the same order.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import sys
 import threading
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
+from weft.core.locks import fork_safe
 from weft.engine.processes.loop_thread import LoopThread, _cancel_other_tasks
 
 MOST_S: Final = 600.0  # of virtual time, that code outside of the loops waits for one of them
@@ -84,7 +87,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         self._check_closed()
         handle = asyncio.Handle(callback, args, self, context)
-        (self.steps if _task_of(handle) is not None else self.callbacks).append(handle)
+        (self.steps if task_of(handle) is not None else self.callbacks).append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -119,7 +122,38 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps.clear()
 
 
-def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+class SimulatedLock:
+    """A lock of a simulated world, which has one real thread: nobody ever waits for it. Who is about to take it, and
+    has no other one, may be interrupted.
+
+    Args:
+        world: Interrupts.
+        lock: The real one.
+    """
+
+    def __init__(self, world: World, lock: Any) -> None:
+        self._world, self._lock = world, lock
+
+    def acquire(self) -> bool:
+        self._world.switch()
+        self._world.locks_held += 1
+        self._lock.acquire()
+        if self._world.at_lock is not None:
+            self._world.at_lock(is_held=True)
+        return True
+
+    def release(self) -> None:
+        self._world.locks_held -= 1
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
     """The task whose next step this is; None if it is another callback."""
     owner = getattr(handle._callback, "__self__", None)
     is_step = isinstance(owner, asyncio.Task) and getattr(handle._callback, "__name__", "") != "cancel"
@@ -148,6 +182,15 @@ class World:
         self.complaints: list[str] = []
         self.busy = self.rng.choice([0.0, 0.0, 0.01, 0.05])  # how often time passes although something can go on
         self.before_turn: Callable[[], object] = lambda: None
+        self.threads = random.Random(f"threads {seed}")
+        # How often a thread is interrupted where it may be.
+        self.switches = self.threads.choice([0.0, 0.0, 0.02, 0.3])
+        self.at_lock: Callable[..., object] | None = (
+            None  # called where threads are interrupted, and when a lock is held
+        )
+        self.locks_held = 0
+        self._is_switching = False
+        self._running: list[Any] = []  # loops, of which the last one has interrupted those before it
         self._outside = SimulatedLoop(self, "outside")  # what runs on no loop: threads, processes, the network
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._due: list[asyncio.Handle] = []
@@ -250,21 +293,48 @@ class World:
         handle = self._next()
         if handle._cancelled:
             return
+        self._run(handle)
+
+    def _run(self, handle: asyncio.Handle) -> None:
         self.turns += 1
-        task = _task_of(handle)
-        loop = handle._loop
+        task = task_of(handle)
+        loop: Any = handle._loop
         self.note(f"{loop.name}: {task.get_name() if task is not None else _name(handle._callback)}")
-        if loop is self._outside:
-            handle._run()
-            return
-        hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=loop._asyncgen_finalizer_hook)
-        events._set_running_loop(loop)
+        before, hooks = events._get_running_loop(), sys.get_asyncgen_hooks()
+        self._running.append(loop)
+        if loop is not self._outside:
+            sys.set_asyncgen_hooks(firstiter=None, finalizer=loop._asyncgen_finalizer_hook)
+            events._set_running_loop(loop)
         try:
             handle._run()
         finally:
-            events._set_running_loop(None)
+            events._set_running_loop(before)
             sys.set_asyncgen_hooks(*hooks)
+            self._running.pop()
+
+    def switch(self) -> None:
+        """The thread that runs is interrupted here, if the seed says so, and event loops on other threads go on."""
+        if self.at_lock is not None:
+            self.at_lock(is_held=bool(self.locks_held))
+        if not self.switches or self.locks_held or self._is_switching or self.threads.random() >= self.switches:
+            return
+        self._is_switching = True
+        try:
+            for _ in range(self.threads.choice([1, 3, 10, 30])):
+                idle = [loop for loop in self.loops if loop not in self._running]
+                others = [loop for loop in idle if loop.sleeps_until_s <= self.now_s]
+                counts = [bool(loop.callbacks) + len(loop.steps) for loop in others]
+                if not sum(counts):
+                    break
+                handle = self._chosen(others, counts, self.threads.randrange(sum(counts)))
+                if not handle._cancelled:
+                    self._run(handle)
+        finally:
+            self._is_switching = False
+
+    def lock(self, lock: Any) -> SimulatedLock:
+        """A lock before which threads are interrupted."""
+        return SimulatedLock(self, fork_safe(lock))
 
     def _next(self) -> asyncio.Handle:
         """Take what happens next: the seed chooses."""
@@ -293,8 +363,11 @@ class World:
         chosen = self.rng.randrange(total) if total > 1 else 0
         if chosen < counts[0]:
             return self._due.pop(chosen)
-        chosen -= counts[0]
-        for loop, count in zip(ready, counts[1:], strict=True):
+        return self._chosen(ready, counts[1:], chosen - counts[0])
+
+    def _chosen(self, loops: Sequence[SimulatedLoop], counts: Sequence[int], chosen: int) -> asyncio.Handle:
+        """Take one of the events that loops may run now, of which each has so many."""
+        for loop, count in zip(loops, counts, strict=True):
             if chosen < count:
                 return loop.callbacks.popleft() if chosen == len(loop.steps) else loop.steps.pop(chosen)
             chosen -= count
@@ -327,15 +400,20 @@ class SimulatedLoopThread(LoopThread):
     def __init__(self, world: World, name: str) -> None:
         self._world = world
         self._loop = world.new_loop(name)
-        self._lock = threading.Lock()
+        self._lock: Any = world.lock(threading.Lock())
         self._is_stopping = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future = super().submit(coroutine)
+        self._world.switch()
         is_endless = coroutine.__name__ == "_keep_open"
         if events._get_running_loop() is None and not is_endless:  # the caller blocks until the future is done
             self._world.run_for(future.done, MOST_S)
         return future
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        super().call_soon(function)
+        self._world.switch()
 
     def stop(self) -> None:
         if not self._is_stopping:

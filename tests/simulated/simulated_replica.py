@@ -110,6 +110,7 @@ class EngineProcess:
         self.died_s = math.inf
         self.is_hung = False
         self.step_s = STEP_S
+        self._told_of = set[tuple[str, str]]()  # calls whose final accounts were asked for, and told
         self.aborted_s: dict[str, float] = {}  # the service of each call that was aborted
         self.inputs = Channel(world, self._take)
         self.outputs: Channel
@@ -258,8 +259,8 @@ class EngineProcess:
                 if key not in self._hosts.tokens:
                     tokens = request.all_token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
                     self._hosts.tokens[key] = list(tokens)
-        if worker.failures or any(step.output is None for step in self._steps):
-            return  # what has failed, or is not computed yet, is not known
+        if any(step.output is None for step in self._steps) or (worker.failures and self._steps):
+            return  # what is not computed yet is not known, nor what has failed and was not reported
         for block in self.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
                 self._check_holds(bytes(block.block_hash[:KEY_BYTES]), worker.content(block.block_id), block)
@@ -291,8 +292,13 @@ class EngineProcess:
             self._reset(*message)
         else:
             _, call_id, name, arguments = message
+            for asked in arguments if name == "scheduler" else ():
+                again = self._told_of & {tuple(each) for each in asked.get("calls", ())}
+                assert not (again and asked["type"] == "aborted_calls"), f"the accounts of {again} were told before"
             try:
                 answer = self.scheduler(*arguments) if name == "scheduler" else _TASKS
+                for program, call, _ in answer.get("aborted", ()) if isinstance(answer, dict) else ():
+                    self._told_of.add((program, call))
                 if isinstance(answer, dict) and answer.get("taken"):
                     for program, call in answer["taken"]:
                         self._note("taken", program, call, self.name)

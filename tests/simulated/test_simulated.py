@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -125,6 +126,31 @@ def test_a_host_that_is_stopped_runs_nothing_and_goes_on() -> None:
         assert sorted(seen[1:]) == [("callback", 5.0), ("timer", 5.0)]
 
 
+def test_a_thread_is_interrupted_before_it_takes_a_lock_only() -> None:
+    """Other loops go on there, however many locks the code takes, and none goes on while a lock is held."""
+    seen = set[str]()
+    for seed in range(20):
+        with closing(World(seed)) as world:
+            world.switches = 1.0
+            lock, order = world.lock(threading.RLock()), list[str]()
+            first, second = world.new_loop("first"), world.new_loop("second")
+
+            def take(lock: Any = lock, order: list[str] = order) -> None:
+                order.append("before")
+                with lock:
+                    order.append("held")
+                    with lock:
+                        order.append("held twice")
+
+            first.call_soon(take)
+            second.call_soon(order.append, "other")
+            world.run_until(lambda order=order: len(order) == 4)
+            assert world.locks_held == 0
+        seen.add(", ".join(order))
+    own = "before", "held", "held twice"
+    assert seen == {", ".join((*own[:at], "other", *own[at:])) for at in (0, 1)}
+
+
 def test_tasks_that_wait_for_ever_are_an_error() -> None:
     """The error says where they wait, and comes at once."""
 
@@ -204,10 +230,10 @@ def test_an_engine_that_was_shut_down_is_collected(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_nothing_is_lost_in_many_lives() -> None:
     """The same, and every kind of fault meets something."""
-    from simulated_faults import KINDS, LATER_KINDS
+    from simulated_faults import KINDS, LAST_KINDS, LATER_KINDS
 
     happened = live(range(20, 520))
-    assert {kind for kind in (*KINDS, *LATER_KINDS) if not happened[kind]} == set()
+    assert {kind for kind in (*KINDS, *LATER_KINDS, *LAST_KINDS) if not happened[kind]} == set()
 
 
 def test_every_planted_fault_can_be_planted() -> None:
