@@ -126,13 +126,13 @@ class OpenPrograms:
         if unanswered is not None:
             unanswered.pop(identity.thread_id, None)
         program = self._open.get(identity.program_id)
-        if program is not None and program.row is not None and self._has_answered(identity.program_id):
-            program.row.answered_s = self._clock()
+        if program is not None and (row := program.row) is not None and self._has_answered(identity.program_id):
+            row.answered_s = self._clock()
 
     @staticmethod
     def _goes_on(program: Program) -> None:
-        if program.row is not None:
-            program.row.answered_s = math.nan
+        if (row := program.row) is not None:  # once: another thread may end the program
+            row.answered_s = math.nan
 
     def _has_answered(self, program_id: ProgramId) -> bool:
         return self._unanswered.get(program_id) == {}
