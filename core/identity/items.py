@@ -2,8 +2,8 @@
 
 A conversation is a list of items: a text with its role, a tool call, a tool's result. An item's digest follows from its
 role, its parts, the tool's name and arguments, and the call's id. These do not count, because clients add, drop or move
-them from turn to turn: reasoning, marks for caches, annotations, white space around texts and in arguments, and how a
-number is written in arguments.
+them from turn to turn: reasoning, marks for caches, annotations, white space around texts, and in arguments and answers
+of JSON white space, the order of keys, and how a number is written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
 
 def chain(start: Digest, items: Iterable[Item]) -> list[Digest]:
     """A digest for each beginning of a conversation, the shortest one first."""
-    return list(accumulate(items, lambda digest, item: digest_of(digest, *item), initial=start))[1:]
+    return list(accumulate(items, lambda digest, item: digest_of(digest, *in_order(item)), initial=start))[1:]
+
+
+def in_order(item: Item) -> Item:
+    """An item, or if it is an answer of a JSON object, the same with its keys in order: clients write it anew."""
+    is_json = item[:2] == ("message", "assistant") and len(item) == 5 and item[4].startswith("{")
+    return (*item[:4], _ordered(item[4])) if is_json else item
 
 
 def digest_of(start: Digest, *parts: str) -> Digest:
@@ -116,12 +122,14 @@ def _message(role: str, content: object, name: str = "") -> list[Item]:
 
 def _call(call_id: object, name: object, arguments: object) -> Item:
     arguments = {} if arguments in (None, "") else arguments
-    text = arguments if isinstance(arguments, str) else _json(arguments)
+    return ("call", str(call_id), str(name), _ordered(arguments if isinstance(arguments, str) else _json(arguments)))
+
+
+def _ordered(text: str) -> str:
     try:
-        text = _json(json.loads(text, parse_int=_number, parse_float=_number))
+        return _json(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
-        text = text.strip()
-    return ("call", str(call_id), str(name), text)
+        return text.strip()
 
 
 def _number(text: str) -> float:

@@ -37,7 +37,7 @@ from weft.core.identity.given import (
     texts_of,
 )
 from weft.core.identity.handed import Handed, HandedText, Turns
-from weft.core.identity.items import Digest, Item, digest_of, utf8_bytes
+from weft.core.identity.items import Digest, Item, digest_of, in_order, utf8_bytes
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
@@ -95,10 +95,6 @@ class _Asked(NamedTuple):
     scope: str
     peer: str
     system: _System
-
-    def key(self, *parts: str) -> Digest:
-        """A digest in the request's scope."""
-        return digest_of(self.start, *parts)
 
 
 class _Found(NamedTuple):
@@ -265,7 +261,7 @@ class Lineage:
                 return _Found(Source.LINEAGE, found, state_place + 1)
         is_one_of_twins = state is not None and said.answer_after(state_place) is None
         for place, call_id in ids_in(said.items):
-            given = self._calls.get(scope, asked.key("call id", call_id))
+            given = self._calls.get(scope, digest_of(asked.start, "call id", call_id))
             if given is not None and given.program_id != SEVERAL:
                 return _Found(Source.LINEAGE, given.program_id, place + 1)
         source, found = Source.LINEAGE, self._answerer(asked) if state is None else None
@@ -443,7 +439,7 @@ class Lineage:
         keys = [told.keys[at] for at in (new or range(len(told.keys)))]
         # The last ones may be of a template's end, which changes.
         keys = list(dict.fromkeys([*keys[: _NEW_KEYS // 2], *keys[-_NEW_KEYS:]]))
-        digest = asked.key("prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
+        digest = digest_of(asked.start, "prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
         known = self._prompts.get(scope, digest)
         if not keys or known is not None:
             return known if known is not None and known.program_id == program_id else None
@@ -469,8 +465,8 @@ class Lineage:
 
     def _returned(self, asked: _Asked, items: list[Item], program_id: ProgramId) -> None:
         """Tool calls have returned to a program, so their texts are nobody's task any more."""
-        for item in items:
-            given = self._calls.get(asked.scope, asked.key("call id", item[1])) if item[0] == "result" else None
+        for call_id in (item[1] for item in items if item[0] == "result"):
+            given = self._calls.get(asked.scope, digest_of(asked.start, "call id", call_id))
             if given is not None and given.program_id == program_id:
                 self._handed.drop(asked.scope, given.handed)
 
@@ -569,7 +565,7 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
     """What an answer is kept by: a text, or a tool call with its id, or without it for clients that change ids."""
     if item[0] == "call":
         return digest_of(start, "answer call", *item[1 if with_id else 2 : 4])
-    return digest_of(start, "answer", "".join(texts_of(item)))
+    return digest_of(start, "answer", "".join(texts_of(in_order(item))))
 
 
 def _system_of(texts: tuple[str, ...]) -> _System:

@@ -11,10 +11,6 @@ from weft.core.identity.items import Digest
 V = TypeVar("V")
 
 
-def _one(_value: object) -> int:
-    return 1
-
-
 class Recent(Generic[V]):
     """A mapping that forgets what was unused for longest, of the scope that has the most, so that no API key makes
     another one's entries forgotten.
@@ -26,7 +22,7 @@ class Recent(Generic[V]):
     """
 
     def __init__(
-        self, most: int, size_of: Callable[[V], int] = _one, on_forget: Callable[[V], None] | None = None
+        self, most: int, size_of: Callable[[V], int] = lambda _value: 1, on_forget: Callable[[V], None] | None = None
     ) -> None:
         self._most = most
         self._size_of = size_of

@@ -61,6 +61,22 @@ def test_an_answer_with_nothing_in_it_is_gone_on_from() -> None:
         assert server.call(said("a", nothing, "c", "d", "e"), "f") == first
 
 
+def test_an_answer_of_json_that_is_written_anew_is_gone_on_from() -> None:
+    """Clients read it, and write it with other keys first, other white space, or 4.0 for 4. Other values are another
+    answer."""
+    answer = '{"city": "Oslo", "days": 4, "is_open": true}'
+    server = Server()
+    first = server.call(said("a"), answer)
+    assert server.call(said("a", answer.replace("Oslo", "Rome"), "c"), "d") != first
+    again = '{\n  "days": 4.0,\n  "is_open": true,\n  "city": "Oslo"\n}'
+    assert server.call(said("a", again, "c"), "d") == first
+    assert server.call(said("a", again, "c", "d", "e"), "f") == first
+    server = Server()
+    twins = {server.call(said("a"), each) for each in (answer, again)}
+    assert len(twins) == 2
+    assert server.call(said("a", again, "c"), "d") not in twins
+
+
 def test_an_empty_answer_of_twins_is_not_guessed() -> None:
     """It tells no more than any other answer that both got."""
     server = Server()
