@@ -153,7 +153,8 @@ class Turns:
             words = tuple({word for call in calls for word in _words_of(call)})
             lines = [line for line in _lines_of(answer) if len(line) < LONG_BYTES][:_MOST_LINES] if text else []
             turns[program_id] = turn._replace(answer=text, words=words, lines=tuple(lines))
-            for each in {text, *lines} if SHORT_BYTES <= len(text) < LONG_BYTES else lines:
+            exchange = [digest_of(turn.told + SEPARATOR + text)] if text and len(turn.told) >= SHORT_BYTES else []
+            for each in [*({text, *lines} if SHORT_BYTES <= len(text) < LONG_BYTES else lines), *exchange]:
                 known = self._givers.get(scope, each)
                 is_new = known is None and each not in turn.told and each not in turn.question
                 self._givers.put(scope, each, program_id if is_new or known == program_id else SEVERAL)
@@ -182,7 +183,6 @@ class Turns:
             for item, owners in given.items()
             for had in (owners.values() if len(owners) == 1 else ())
         )
-
         asked, is_short = text[:-SHORT_BYTES], len(text) <= _SEARCHED_BYTES  # its own question stands at its end
         last = texts[-1].strip(_ENDS) if items[-1] in given else None
 
@@ -190,7 +190,11 @@ class Turns:
             return part in where and self._givers.get(scope, part) == program_id
 
         def is_said(program_id: ProgramId, turn: _Turn) -> bool:
-            for question, answer in ((turn.told, turn.answer), *(turn.earlier if is_short else ())):
+            said = ((turn.told, turn.answer), *(turn.earlier if is_short else ()))
+            had = [SEPARATOR.join(each) for each in said if is_told and 0 <= text.find(each[0]) < text.rfind(each[1])]
+            if sum(self._givers.get(scope, digest_of(each)) == program_id for each in had) > 1:
+                return True
+            for question, answer in said:
                 if answer in text and (
                     (is_of(answer, plain, program_id) and not is_asked(question, asked))
                     or (is_told and _ends_with(text, question, answer))
@@ -207,8 +211,7 @@ class Turns:
         for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
             has_task = is_own and len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
             is_judged = last is not None and turn.told != b"" and (texts[-2:-1], last) == ([turn.told], turn.answer)
-            goes_on = is_told and _goes_on(turn, texts, text, around)
-            if has_task or is_judged or goes_on or is_said(program_id, turn):
+            if has_task or is_judged or is_said(program_id, turn) or (is_told and _goes_on(turn, texts, text, around)):
                 had = [each.get(program_id) for each in given.values()]
                 if self._is_open(program_id) and not any(each is None or each.is_example for each in had):
                     found.add(program_id)

@@ -64,7 +64,7 @@ class Placed(NamedTuple):
 
     identity: Identity  # with the program of the request
     peer: str = ""  # the connection that it came by
-    said: Said | None = None  # its messages; None if it has none, or lineage did not look for its program
+    said: Said = Said([], [], [], b"")  # its messages; none if lineage did not look for its program
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
@@ -203,7 +203,7 @@ class Lineage:
             before = self._before(asked, program_id, len(said.items))
             call_id = latest[1] if latest[0] == "result" else ""
             question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
-        return Placed(identity, peer, said if said.items else None, question, start, prompt)
+        return Placed(identity, peer, said, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
         """Note the answers to a request, before its client gets them.
@@ -217,7 +217,7 @@ class Lineage:
         program_id = placed.identity.program_id
         if response_id is not None:
             self._named.put(scope, digest_of(b"response", scope, response_id), program_id)
-        if placed.said is None:
+        if not placed.said.items:
             return
         prompt = placed.said.digests[-1]
         for items in map(list, answers):
@@ -236,7 +236,7 @@ class Lineage:
 
     def left(self, placed: Placed, scope: str) -> None:
         """Note that a request has ended, and that its client has no answer. It may send the request again."""
-        if placed.said is not None:
+        if placed.said.items:
             key, owner = placed.said.digests[-1], placed.identity.program_id
             self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
 
@@ -484,7 +484,6 @@ class Lineage:
     def _note_answer(self, scope: str, placed: Placed, item: Item) -> None:
         """Note a text or a tool call that a model wrote."""
         program_id, start, said = placed.identity.program_id, placed.start, placed.said
-        assert said is not None  # noqa: S101  see `answered`
         key = _answer_key(start, item)
         if item[0] != "call":
             asked = next(_told_before(said.items, len(said.items)), item)
@@ -512,10 +511,8 @@ class Lineage:
 
     def _hand(self, scope: str, placed: Placed, texts: list[str], entries: list[str], kind: str = "") -> list[Digest]:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
-        said = placed.said
-        assert said is not None  # noqa: S101  see `answered`
-        told = {text for text in {*texts, *entries} if self._is_told(scope, text, said)}
-        asked = [*texts_of(next(_told_before(said.items, len(said.items)), ("other",)))][-1:]
+        told = {text for text in {*texts, *entries} if self._is_told(scope, text, placed.said)}
+        asked = [*texts_of(next(_told_before(placed.said.items, len(placed.said.items)), ("other",)))][-1:]
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
         task = HandedText(placed.identity.program_id, kind, line)

@@ -154,7 +154,7 @@ class _ServedExchange(Exchange):
             self._placed = await self._engine.lineage.place(
                 replace(found, body_bytes=body_bytes), request, self._id_scope, self._peer
             )
-            self._reads_answers = self._placed.said is not None
+            self._reads_answers = bool(self._placed.said.items)
         self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(
@@ -314,7 +314,7 @@ class _ServedExchange(Exchange):
             self._has_answer |= any(items)
             name = answer.get("id") if self._path == _RESPONSES else None
             response_id = name if isinstance(name, str) else None
-            if self._placed.said is None:
+            if not self._placed.said.items:
                 self._engine.families.answered(self._placed.identity, items, self._id_scope)
             await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id)
 

@@ -736,6 +736,28 @@ def test_a_short_answer_at_the_end_behind_its_question_is_in_the_program() -> No
     assert server.call(prompted("Find a title.", chat), "Capitals") not in known
 
 
+def test_two_exchanges_in_a_text_are_in_the_program_whatever_stands_behind_them() -> None:
+    """As where a short conversation gets a title, a summary or a verdict, with the instruction at the end. One exchange
+    may be an example, and so may two if another program had one of them."""
+    server, turns = (
+        Server(),
+        ("What is the capital of Australia?", "Canberra.", "And that of New Zealand?", "Oh, dear."),
+    )
+    first = server.call(prompted("s", turns[0]), turns[1])
+    assert server.call(prompted("s", *turns[:3]), turns[3]) == first
+
+    def summary(count: int) -> Messages:
+        lines = (f"{('Human', 'AI')[at % 2]}: {turn}" for at, turn in enumerate(turns[:count]))
+        return prompted(
+            "You sum up.", "\n".join(["Sum this up.", *lines, "Answer with the summary, and nothing else."])
+        )
+
+    assert server.call(summary(2), "Capitals.") != first
+    assert server.call(summary(4), "Capitals.") == first
+    assert server.call(prompted("t", turns[0]), turns[1]) != first
+    assert server.call(summary(4), "Capitals.") != first
+
+
 @pytest.mark.parametrize(("count", "is_known"), [(500, True), (5_000, False)])
 def test_short_answers_are_not_looked_for_in_long_requests(count: int, is_known: bool) -> None:
     """That takes too long. Behind 500 words the answer is found, and behind 5,000 words it is not."""
