@@ -97,7 +97,7 @@ MUTATIONS: Final = (
     Mutation(_REPLICAS + "router", "self.failures[call_id] = error", "pass"),
     Mutation(_REPLICAS + "stealer", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
     Mutation(_REPLICAS + "stealer", "del mine[call]", "pass"),
-    Mutation(_REPLICAS + "stealer", "if calls else None", "if calls else {'taken': calls}"),
+    Mutation(_REPLICAS + "stealer", 'answer["taken"] if answer is not None else ()', "calls"),
     Mutation(
         _REPLICAS + "supervisor",
         "task.cancel()\n        await asyncio.gather(*tasks",
@@ -142,6 +142,11 @@ MUTATIONS: Final = (
     Mutation("weft.core.files", "new.unlink(missing_ok=True)", "pass"),
     Mutation(_HOST + "learning", "self._path.replace(aside)", "pass"),
     Mutation(_HOST + "learning", "os.fsync(file.fileno())", "self._is_saved = True; os.fsync(file.fileno())"),
+    Mutation(
+        _HOST + "learning",
+        "with replacing(self._path, 0o600) as file:",
+        "self._is_saved, self._saved_graphs = True, learned\n        with replacing(self._path, 0o600) as file:",
+    ),
     # -- `weft.connect`
     Mutation("weft.engine.remote.chat", "self._on_account(CallId(request.request_id), account)", "pass"),
 )

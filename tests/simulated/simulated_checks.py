@@ -288,10 +288,11 @@ def after_end(life: Life) -> Iterator[str]:
             yield f"the engine has learned from {life.engine.forecasts.learned} programs of {learned}"
         # What ends after a sudden end of the engine is saved when the process ends.
         history: Any = life.engine._history
+        if life.disk_fails_at_end:  # what could not be written is in memory until it can
+            life.disk.fault = ""
+            history.save()
         yield from life.earlier.problems(
-            learned,
-            history._history.to_json(),
-            is_saved=not (life.disk.fault or life.disk_fails_at_end or life.wants_shutdown),
+            learned, history._history.to_json(), is_saved=not (life.disk.fault or life.wants_shutdown)
         )
 
 

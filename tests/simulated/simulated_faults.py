@@ -254,7 +254,11 @@ class Faults:
                         return bool(engine.end_program(client.program.program_id))
             return False
 
-        self._armed.append(("cut", rng.choice([cut_waiting, cut, cut_new])))
+        chosen = rng.choice([cut_waiting, cut, cut_new])
+        if chosen is cut_waiting:  # nobody waits long as long as there is a replica
+            for process in self._life.launcher.processes:
+                process.kill()
+        self._armed.append(("cut", chosen))
         return False
 
     def _remove_start(self, rng: random.Random) -> Any:
@@ -275,13 +279,19 @@ class Faults:
         return False
 
     def _kill_taken(self, rng: random.Random) -> Any:
+        engine: Any = self._life.engine
         known = sum(event.kind == "taken" for event in self._life.history.events)
+
+        def remove(_: random.Random) -> None:
+            engine_id = rng.choice(self._life.health()).engine_id
+            group = next(iter(engine._groups.values()))
+            self._operate_on(engine._loop._loop, lambda: group.supervisor.remove(engine_id, None))
 
         def kill() -> bool:
             if sum(event.kind == "taken" for event in self._life.history.events) == known:
                 return False
-            does = rng.choice([self._kill, self._kill, self._crash, self._remove])
-            self._life.world.call_later(rng.randrange(12) * TICK_S, lambda: does(rng))
+            does = rng.choice([self._kill, self._crash, remove, remove])
+            self._life.world.call_later(rng.randrange(4) * TICK_S, lambda: does(rng))
             return True
 
         self._armed.append(("kill_taken", kill))
