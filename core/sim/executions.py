@@ -50,6 +50,7 @@ class Executions:
         self.swapped += max(0, call.swapped - hit)
         call.swapped, copy_s = self.kv.load(call, max(hit, call.swapped))
         call.ready_s = now_s + copy_s
+        counts.host_hits += 0 if call.resumed else call.swapped - hit
         if call.resumed:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:

@@ -54,6 +54,7 @@ class Counts:
 
     prompt: int = 0  # prompt tokens of the calls that have started
     prefix_hits: int = 0  # the part of these that was in the prefix cache when the call first started
+    host_hits: int = field(default=0, repr=False)  # a further part, in host memory. Tests keep digests of the repr
     recomputed: int = 0  # tokens computed again after a preemption
     again: int = 0  # prompt tokens that a call shares with its parents, but that were computed again at its start
     spilled: int = 0  # copied to host memory for later calls
@@ -116,6 +117,11 @@ class SimResult:
         """Share of the prompt tokens found in the prefix cache when a call first started; 0 without prompt tokens."""
         return self.counts.prefix_hits / self.counts.prompt if self.counts.prompt else 0.0
 
+    @property
+    def host_hit_rate(self) -> float:
+        """Share of the prompt tokens found only in host memory when a call first started; 0 without prompt tokens."""
+        return self.counts.host_hits / self.counts.prompt if self.counts.prompt else 0.0
+
     def to_dict(self) -> dict[str, object]:
         """The result as values that JSON can hold, without `runs` and `batches`."""
         return {
@@ -126,6 +132,7 @@ class SimResult:
             "p95_latency": self.latency(95),
             "p99_latency": self.latency(99),
             "prefix_hit_rate": self.prefix_hit_rate,
+            "host_hit_rate": self.host_hit_rate,
             "recomputed_tokens": self.counts.recomputed,
             "again_tokens": self.counts.again,
             "spilled_tokens": self.counts.spilled,

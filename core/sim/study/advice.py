@@ -118,7 +118,7 @@ class WayOutcome:
     p99_s: float
     mean_change: Change  # of the mean completion time, to stock vLLM
     p99_change: float  # of the 99th percentile
-    prefix_hits: float  # the share of prompt tokens
+    prefix_hits: float  # the share of prompt tokens that were in the KV cache or in host memory
     recomputed_tokens: int  # computed again: after preemptions, or although an earlier call of the program had them
 
 
@@ -141,7 +141,7 @@ def outcomes(results: Mapping[Way, SimResult], random: Random) -> Iterator[WayOu
             p99_s,
             change_of_mean(base, latencies, random, 0.0 if way.rival == STOCK else MODEL_ERROR),
             p99_s / stock_p99_s - 1,
-            result.prefix_hit_rate,
+            result.prefix_hit_rate + result.host_hit_rate,
             result.counts.again + result.counts.recomputed,
         )
 

@@ -117,7 +117,7 @@ class Score:
     token_worst_s: float
     throughput: float  # programs a second
     slo_throughput: float  # of these, programs within `SLO_MULTIPLE` of their time on an idle engine
-    prefix_hits: float  # the share of prompt tokens
+    prefix_hits: float  # the share of prompt tokens that were in the KV cache or in host memory
     recomputed_tokens: int  # computed again: after preemptions, or although an earlier call of the program had them
 
     @property
@@ -150,7 +150,7 @@ def score(rival: Rival, result: SimResult, programs: Sequence[TraceProgram], alo
         max(by_token),
         result.throughput,
         result.throughput * in_time / len(programs),
-        result.prefix_hit_rate,
+        result.prefix_hit_rate + result.host_hit_rate,
         result.counts.again + result.counts.recomputed,
     )
 

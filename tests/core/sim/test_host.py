@@ -51,6 +51,9 @@ def test_what_was_spilled_is_not_computed_again(name: str) -> None:
     assert alone.counts.again > 0
     assert with_host.counts.again == 0
     assert with_host.mean_latency < alone.mean_latency
+    assert with_host.host_hit_rate > alone.host_hit_rate == 0
+    everything = run(programs, 0, name=name, kv_tokens=10_000_000)
+    assert with_host.prefix_hit_rate + with_host.host_hit_rate == pytest.approx(everything.prefix_hit_rate)
 
 
 def test_hardly_a_step_waits_for_copies_out() -> None:

@@ -154,7 +154,6 @@ def _print(
     rows: Sequence[WayOutcome], advice: Advice, programs: Sequence[TraceProgram], profile: EngineProfile
 ) -> None:
     calls = sum(len(program.calls) for program in programs)
-    title = f"{len(programs):,} programs, {calls:,} calls"
     cells = []
     for each in rows:
         texts = (
@@ -167,7 +166,7 @@ def _print(
         )
         cells.append([Cell(text, "bold" if each is advice.best else "") for text in texts])
     headings = ("served by", "mean s", "change", "p99 s", "hits", "again")
-    show(Table(title, headings, cells, frozenset(range(1, 6)), widest=60))
+    show(Table(f"{len(programs):,} programs, {calls:,} calls", headings, cells, frozenset(range(1, 6)), widest=60))
     for sentence in _sentences(advice):
         typer.echo(sentence)
     typer.echo(f"All of this is simulated. The step times are {profile.source}.")
@@ -176,8 +175,7 @@ def _print(
 def _sentences(advice: Advice) -> Iterator[str]:
     """The advice in words: losses first, then what Weft changes, what plain means give, and what to do."""
     weft, gate, best = advice.default, advice.gate, advice.best
-    gib = weft.way.host_gib
-    memory = f"with {gib:g} GiB of host memory" if gib else "without host memory"
+    memory = f"with {weft.way.host_gib:g} GiB of host memory" if weft.way.host_gib else "without host memory"
     subject = f"With this traffic on an engine of this size, Weft's default {memory}"
     hits = f"prefix hits from {100 * advice.stock.prefix_hits:.0f} to {100 * weft.prefix_hits:.0f} %"
     figures = f"mean completion by {_interval(weft.mean_change)}, p99 by {_percent(weft.p99_change)} %, {hits}"
@@ -187,7 +185,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
         yield f"{subject} would change {figures}."
     else:
         yield f"{subject} would bring no gain: it would change {figures}."
-    if gib:
+    if weft.way.host_gib:
         yield f"Without host memory, Weft's default would change the mean by {_interval(advice.weft.mean_change)}."
     if gate.mean_s < weft.mean_s * 0.99:
         yield f"A plain gate in the order of arrival would do better: {_interval(gate.mean_change)}."

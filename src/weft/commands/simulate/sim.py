@@ -108,6 +108,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     from weft.views.gantt import MOST_CALLS
     from weft.views.gantt import gantt as draw
 
+    by_default = 0 if unit_steps or replay else AUTO_TIMES * kv_tokens  # as an engine has it if its host has room
     settings = SimSettings(
         policy=_policy(policy, queue_bounds, beta, gate=gate),
         batch_size=batch_size,
@@ -117,7 +118,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         kv_tokens=kv_tokens,
         chunk_tokens=max(2048, batch_size),
         kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),
-        host_kv_tokens=_host_tokens(host_kv_tokens, kv_tokens, needs_none=unit_steps or replay),
+        host_kv_tokens=by_default if host_kv_tokens is None else host_kv_tokens,
         preemption=preemption,
         concurrency=concurrency,
         unit_steps=unit_steps,
@@ -153,13 +154,6 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         _print(result, unit="" if unit_steps else " s")
         if host_kv_tokens is None and settings.host_kv_tokens:
             _print_without_host(programs, settings, kv_policy)
-
-
-def _host_tokens(given: int | None, kv_tokens: int, *, needs_none: bool) -> int:
-    """Tokens of host memory: as given, or as an engine has it by default if its host has room."""
-    if given is not None:
-        return given
-    return 0 if needs_none else AUTO_TIMES * kv_tokens
 
 
 def _print_without_host(programs: list[TraceProgram], settings: SimSettings, kv_policy: str | None) -> None:
@@ -232,8 +226,8 @@ def _print(result: SimResult, unit: str) -> None:
     typer.echo(f"{result.policy}: latency {_latencies(result, unit)}; makespan {result.makespan:.2f}{unit}")
     typer.echo(f"wait {result.total_wait:.2f}{unit}, {result.counts.preemptions} preemptions")
     if result.counts.prompt:
+        hits = f"{result.prefix_hit_rate:.1%} of prompt tokens in the prefix cache, {result.host_hit_rate:.1%} in host"
         recomputed, swapped = result.counts.recomputed, result.counts.swapped
-        hits = f"{result.prefix_hit_rate:.1%} of prompt tokens in the prefix cache"
-        typer.echo(f"{hits}, {recomputed} tokens recomputed, {swapped} swapped out")
+        typer.echo(f"{hits} memory, {recomputed} tokens recomputed, {swapped} swapped out")
         if result.counts.spilled:
             typer.echo(f"{result.counts.spilled} tokens spilled to host memory, {result.counts.fetched} fetched")
