@@ -190,15 +190,14 @@ class Turns:
             return part in where and self._givers.get(scope, part) == program_id
 
         def is_said(program_id: ProgramId, turn: _Turn) -> bool:
-            said = ((turn.told, turn.answer), *(turn.earlier if is_short else ()))
+            pairs = ((turn.told, turn.answer), *(turn.earlier if is_short else ()))
+            said = [each for each in pairs if each[1] in text]
             had = [SEPARATOR.join(each) for each in said if is_told and 0 <= text.find(each[0]) < text.rfind(each[1])]
             if sum(self._givers.get(scope, digest_of(each)) == program_id for each in had) > 1:
                 return True
             for question, answer in said:
-                if answer in text and (
-                    (is_of(answer, plain, program_id) and not is_asked(question, asked))
-                    or (is_told and _ends_with(text, question, answer))
-                ):
+                is_new = is_of(answer, plain, program_id) and not is_asked(question, asked)
+                if is_new or (is_told and _ends_with(text, question, answer)):
                     return True
             if is_told or is_asked(turn.told, asked):
                 return False
