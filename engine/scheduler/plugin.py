@@ -48,7 +48,7 @@ from weft.engine.vllm_compat.names import (
 )
 from weft.engine.vllm_compat.versions.members import check_members
 from weft.engine.wire.control import TakeBack, UseHistory, decode_control
-from weft.engine.wire.reports import attach_account, attach_swap, encode_account
+from weft.engine.wire.reports import attach, encode_account
 from weft.engine.wire.scheduler_config import decode_config
 
 # Behind a server, programs that nobody ends are forgotten after so many seconds without a request.
@@ -467,7 +467,7 @@ class WeftScheduler(AsyncScheduler):
                     self._attach_account(output)
                 # Other outputs may never reach a caller, and other clients' callers are not told of the engine.
                 if self._swap is not None and self._has_own_client and output.finish_reason is not None:
-                    output.kv_transfer_params = attach_swap(output.kv_transfer_params, self._swap.stats())
+                    output.kv_transfer_params = attach(output.kv_transfer_params, self._swap.stats())
         self._left.clear()
         return outputs
 
@@ -496,7 +496,7 @@ class WeftScheduler(AsyncScheduler):
             self._charges.settle(key)
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
-            output.kv_transfer_params = attach_account(output.kv_transfer_params, encode_account(ledger.account()))
+            output.kv_transfer_params = attach(output.kv_transfer_params, encode_account(ledger.account()))
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:
             self._to_tell.discard(key)

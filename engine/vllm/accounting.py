@@ -63,20 +63,23 @@ class AccountingLLM(AsyncLLM):
         _, call_id = decode_key(sampling_params.extra_args, request_id, None)
         output_tokens = OutputTokens(sampling_params)
         told: CallAccount = {}  # by the latest output that carried an account
+        earlier = Account()  # of choices that had ended before the scheduler knew of the others
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
             async for output in outputs:
                 output_tokens.add(output)
                 report = read_report(output.kv_transfer_params)
                 output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
-                told = report.account or told
+                before, told = told, report.account or told
+                if before and told["service_s"] < before["service_s"]:  # the scheduler has begun another account
+                    earlier += decode_account(before)
                 account = decode_account(
                     told,
                     prompt_tokens=len(output.prompt_token_ids or ()),
                     output_tokens=output_tokens.total,
                     cached_tokens=output.num_cached_tokens or 0,
                 )
-                self.on_account(call_id, account)
+                self.on_account(call_id, earlier + account if earlier.service_s else account)
                 self.swap_stats = report.swap or self.swap_stats
                 yield output
 

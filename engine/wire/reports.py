@@ -47,17 +47,13 @@ def decode_account(encoded: CallAccount, **tokens: int) -> Account:
     return Account(**figures)
 
 
-def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[str, Any]:
-    """Add a call's account to the `kv_transfer_params` of its output."""
+def attach(params: dict[str, Any] | None, report: CallAccount | SwapStats) -> dict[str, Any]:
+    """Add a call's account, or the swap's figures, to the `kv_transfer_params` of its output."""
     params = {} if params is None else params
-    params[_ACCOUNT] = account
-    return params
-
-
-def attach_swap(params: dict[str, Any] | None, swap: SwapStats) -> dict[str, Any]:
-    """Add the swap's figures to the `kv_transfer_params` of an output."""
-    params = {} if params is None else params
-    params[_SWAP] = tuple(swap)
+    if isinstance(report, SwapStats):
+        params[_SWAP] = tuple(report)
+    else:
+        params[_ACCOUNT] = report
     return params
 
 

@@ -51,7 +51,7 @@ from weft.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from weft.engine.wire.reports import attach_account, attach_swap, decode_account, encode_account, read_report
+from weft.engine.wire.reports import attach, decode_account, encode_account, read_report
 from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
 from weft.engine.wire.values import MAX_FIGURE
 
@@ -274,7 +274,7 @@ def test_a_policys_parameters_have_a_mapping_of_their_own() -> None:
 def test_an_account_comes_back() -> None:
     """The scheduler's part of an account survives the journey back."""
     account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5, waits=((0.0, 1.0), (2.0, 1.5)))
-    report = read_report(attach_account(None, encode_account(account)))
+    report = read_report(attach(None, encode_account(account)))
     assert report.account is not None
     assert decode_account(report.account) == account
     assert decode_account(encode_account(Account(1.0)), output_tokens=3) == Account(1.0, output_tokens=3)
@@ -284,8 +284,8 @@ def test_an_account_comes_back() -> None:
 def test_the_swaps_figures_come_back_with_an_account() -> None:
     """An output carries both, and what a connector of the user's own put there."""
     account, swap = encode_account(Account(1.0)), SwapStats(*range(15))
-    params = attach_account({"other": 1}, account)
-    report = read_report(attach_swap(params, swap))
+    params = attach({"other": 1}, account)
+    report = read_report(attach(params, swap))
     assert report.swap == swap
     assert report.account == account
     assert params["other"] == 1
