@@ -107,9 +107,9 @@ class _Requests:
                     parents=tuple(parent for parent, _ in parents),
                     output_tokens=max(1, whole(request, "out", place, required=True)),
                     prompt_tokens=whole(request, "in", place, required=True),
-                    gap_s=gap_s,
+                    gap_s=round(gap_s, 6),
                     tool=None if is_first else "tool" if "tool_result" in inputs else "human",
-                    at_s=at_s,
+                    at_s=round(at_s, 6),
                     agent=agent,
                 )
             )

@@ -99,6 +99,15 @@ def test_nobody_waits_for_a_sub_agent_in_the_background(tmp_path: Path) -> None:
     assert program.calls[2].gap_s == 7.0
 
 
+def test_times_are_whole_microseconds(tmp_path: Path) -> None:
+    """A sum of decimal fractions would have a tail that an export cuts off, and come back as another number."""
+    (program,) = imported(
+        tmp_path, session(request(0.1, [1]), subagent(0.2, [request(0.1, [2])]), request(0.7, [1, 3], api_time=0.1))
+    )
+    times = [(call.at_s, call.gap_s) for call in program.calls]
+    assert times == [(round(at_s, 6), round(gap_s, 6)) for at_s, gap_s in times]
+
+
 def test_a_call_whose_end_is_not_recorded_bounds_the_gap(tmp_path: Path) -> None:
     """There, `think_time` counts from the end of an earlier call, so the gap is at most the time between the calls."""
     streamed = request(14.0, [1, 2], think_time=12.0, api_time=None)
