@@ -70,7 +70,8 @@ class AccountingLLM(AsyncLLM):
                 output_tokens.add(output)
                 report = read_report(output.kv_transfer_params)
                 output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
-                before, told = told, report.account or told
+                before = told
+                told = report.account or told
                 if before and told["service_s"] < before["service_s"]:  # the scheduler has begun another account
                     earlier += decode_account(before)
                 account = decode_account(
@@ -79,7 +80,8 @@ class AccountingLLM(AsyncLLM):
                     output_tokens=output_tokens.total,
                     cached_tokens=output.num_cached_tokens or 0,
                 )
-                self.on_account(call_id, earlier + account if earlier.service_s else account)
+                account = earlier + account if earlier.service_s else account
+                self.on_account(call_id, account)
                 self.swap_stats = report.swap or self.swap_stats
                 yield output
 
