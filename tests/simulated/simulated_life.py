@@ -39,7 +39,8 @@ from weft.engine.options import EngineOptions
 from weft.engine.served_model import ServedModel
 from weft.engine.vllm_compat.versions.version import installed_vllm
 
-LIMIT_S: Final = 300.0  # of virtual time, by which all clients must have their answers
+LIMIT_S: Final = 300.0  # of virtual time, in which some client must get something
+_HEARD: Final = {"open", "invoke", "token", "return", "close"}  # events of clients
 CALM_S: Final = 150.0  # after which all replicas run again, and every message has arrived
 # The modules whose locks keep threads apart that the world interrupts.
 _LOCKING: Final = (
@@ -198,8 +199,7 @@ class Life:
         self.running = [self.users.create_task(client.run()) for client in self.clients]
         start = world.turns
         world.before_turn = lambda: self._before_turn(world.turns - start)
-        over = world.run_until(lambda: self.wants_shutdown or self._is_over(), LIMIT_S)
-        if not over:
+        if not self._come_to_end():
             self.problems.append(f"clients wait for ever: {world.waits()}")
         elif not self.wants_shutdown:
             self.faults.end()
@@ -225,6 +225,15 @@ class Life:
             self.remote.shutdown()
         self.problems += self.witness.wrong
         self.problems += after_end(self)
+
+    def _come_to_end(self) -> bool:
+        """Run until all clients have their answers, or the engine is to be shut down. Returns False if no client gets
+        anything any more. A slow replica may take long for what clients ask of it, and goes on all the time."""
+        got = -1
+        while got < (got := sum(event.kind in _HEARD for event in self.history.events)):
+            if self.world.run_until(lambda: self.wants_shutdown or self._is_over(), self.world.now_s + LIMIT_S):
+                return True
+        return False
 
     def _stays_calm(self) -> bool:
         """Run until all replicas do and know what they are told, then for a while. A replica that hung until now may
