@@ -8,9 +8,11 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from history import check
+from simulated_clients import MODEL
 from simulated_loop import World
 
 from weft.core.accounts import Account
+from weft.core.policies.history import ProgramEnd
 from weft.core.process_rows import CallRow, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
@@ -289,6 +291,11 @@ def after_end(life: Life) -> Iterator[str]:
         # What ends after a sudden end of the engine is saved when the process ends.
         history: Any = life.engine._history
         if life.disk_fails_at_end:  # what could not be written is in memory until it can
+            life.disk.fault = ""
+            history.save()
+            life.disk.fault = "unsynced"
+            history.add(MODEL, [ProgramEnd(None, "late", 1, is_known=True)])  # as a scheduler reports it
+            history.save()
             life.disk.fault = ""
             history.save()
         yield from life.earlier.problems(

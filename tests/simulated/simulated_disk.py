@@ -22,6 +22,7 @@ class Disk:
 
     Attributes:
         fault: A key of `FAULTS` while it is out of order. A "short" one writes half of what it gets before it is full.
+            An "unsynced" one takes all of it, and says only when it is to be kept that it cannot.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Disk:
         return getattr(os, name)
 
     def _check(self) -> None:
-        if self.fault:
+        if self.fault in FAULTS:
             raise OSError(FAULTS[self.fault], os.strerror(FAULTS[self.fault]))
 
     def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
@@ -62,6 +63,8 @@ class Disk:
 
     def fsync(self, file: int) -> None:
         self._check()
+        if self.fault == "unsynced":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         os.fsync(file)
 
 

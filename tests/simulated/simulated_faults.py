@@ -54,6 +54,11 @@ LAST_KINDS: Final = (
     "race",  # a program is ended by another thread, while a thread is about to take a lock
     "fork",  # the host process forks, perhaps while it holds a lock, and the child uses the engine
 )
+# Those that came after these, in every third life, so that the others are as they were.
+NEWEST_KINDS: Final = (
+    "guest",  # another client of a replica has a call of a program there
+    "lose_thief",  # a replica is removed just when a call moves to it
+)
 
 
 class Fault(NamedTuple):
@@ -61,7 +66,7 @@ class Fault(NamedTuple):
 
     Attributes:
         turn: Before which turn of the world.
-        kind: A key of `KINDS`, or one of `LATER_KINDS` or `LAST_KINDS`.
+        kind: A key of `KINDS`, or one of `LATER_KINDS`, `LAST_KINDS` or `NEWEST_KINDS`.
         number: Chooses what it happens to.
     """
 
@@ -77,9 +82,13 @@ def faults_of(seed: int) -> list[Fault]:
     turns = [rng.randrange(rng.choice([200, 1500, 4000])) for _ in range(rng.choice([0, 1, 2, 4, 8]))]
     turns += [turn for turn in turns if rng.random() < 0.25]
     faults = [Fault(turn, rng.choices(kinds, weights)[0], rng.randrange(1 << 16)) for turn in turns]
-    for name, of_kinds in (("later", LATER_KINDS), ("last", LAST_KINDS)):
+    for name, of_kinds, numbers in (
+        ("later", LATER_KINDS, [0, 0, 0, 1, 2]),
+        ("last", LAST_KINDS, [0, 0, 1, 2, 4]),
+        ("newest", NEWEST_KINDS, [0, 0, 0, 0, 1, 3]),
+    ):
         rng = random.Random(f"{name} faults {seed}")
-        number = rng.choice([0, 0, 0, 1, 2] if name == "later" else [0, 0, 1, 2, 4])
+        number = rng.choice(numbers)
         faults += [Fault(rng.randrange(1500), rng.choice(of_kinds), rng.randrange(1 << 16)) for _ in range(number)]
     return sorted(faults)
 
@@ -295,6 +304,30 @@ class Faults:
             return True
 
         self._armed.append(("kill_taken", kill))
+        return False
+
+    def _guest(self, rng: random.Random) -> Any:
+        """A program may end while the call runs. Its replica then forgets it when the call has ended."""
+        alive = [process for process in self._life.launcher.processes if process.is_alive()]
+        known = [(process, program_id) for process in alive for program_id in process.programs()]
+        if known:
+            process, program_id = rng.choice(known)
+            process.ask(program_id, rng.randrange(1, 100))
+        return bool(known)
+
+    def _lose_thief(self, rng: random.Random) -> Any:
+        engine: Any = self._life.engine
+        group = next(iter(engine._groups.values()))
+
+        def lose() -> bool:
+            moving = (each for calls in group.llm.unanswered._calls.values() for each in calls.values())
+            thief = next((each.moves_to for each in moving if each.moves_to is not None), None)
+            if thief is not None:
+                timeout_s = rng.choice([0.0, None])
+                self._operate_on(engine._loop._loop, lambda: group.supervisor.remove(thief, timeout_s))
+            return thief is not None
+
+        self._armed.append(("lose_thief", lose))
         return False
 
     def _race(self, rng: random.Random) -> Any:

@@ -4,8 +4,8 @@ asyncio promises that callbacks of a loop run in the order in which they were ma
 tasks that can go on goes first, nor of which of two loops, nor of timers of the same moment. All this is drawn from the
 seed here. No real time passes and nothing is read from a socket. A thread is a function that runs after a drawn pause,
 in one piece, and hands its result over as a real one does. In some worlds, other loops also go on before a piece of
-code takes a lock, or after it has handed something to another thread, as threads do. So a seed always gives the same
-events in the same order.
+code takes a lock, after it has let one go, or after it has handed something to another thread, as threads do. So a seed
+always gives the same events in the same order.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 class SimulatedLock:
     """A lock of a simulated world, which has one real thread: nobody ever waits for it. Who is about to take it, and
-    has no other one, may be interrupted.
+    has no other one, may be interrupted, and so may who has let it go.
 
     Args:
         world: Interrupts.
@@ -145,6 +145,8 @@ class SimulatedLock:
     def release(self) -> None:
         self._world.locks_held -= 1
         self._lock.release()
+        if self._world.is_in_event:  # not where a check looks
+            self._world.interrupt(self._world.switches_after)
 
     def __enter__(self) -> None:
         self.acquire()
@@ -185,6 +187,9 @@ class World:
         self.threads = random.Random(f"threads {seed}")
         # How often a thread is interrupted where it may be.
         self.switches = self.threads.choice([0.0, 0.0, 0.02, 0.3])
+        # The same, after it has let a lock go. These came later, and leave the lives of other seeds as they were.
+        after = random.Random(f"threads after locks {seed}").choice([0.0, 0.0, 0.0, 0.1, 0.5])
+        self.switches_after = after if self.switches else 0.0
         self.at_lock: Callable[..., object] | None = (
             None  # called where threads are interrupted, and when a lock is held
         )
@@ -233,6 +238,11 @@ class World:
         self.now_s += seconds
 
     # -- what has happened
+
+    @property
+    def is_in_event(self) -> bool:
+        """Whether code of a loop or of a thread runs now, and not the simulation itself."""
+        return bool(self._running)
 
     def note(self, line: str) -> None:
         """Add a line to the log of events."""
@@ -316,7 +326,11 @@ class World:
         """The thread that runs is interrupted here, if the seed says so, and event loops on other threads go on."""
         if self.at_lock is not None:
             self.at_lock(is_held=bool(self.locks_held))
-        if not self.switches or self.locks_held or self._is_switching or self.threads.random() >= self.switches:
+        self.interrupt(self.switches)
+
+    def interrupt(self, how_often: float) -> None:
+        """Interrupt the thread that runs in such a share of cases, unless it holds a lock."""
+        if not how_often or self.locks_held or self._is_switching or self.threads.random() >= how_often:
             return
         self._is_switching = True
         try:

@@ -45,6 +45,7 @@ from weft.engine.vllm_compat.names import (
     OutputProcessor,
     Request,
     RequestStatus,
+    SamplingParams,
     StructuredOutputManager,
     UtilityOutput,
     UtilityResult,
@@ -332,6 +333,22 @@ class EngineProcess:
             if not self._steps:
                 raise
 
+    def programs(self) -> list[str]:
+        """The programs that its scheduler knows and of which it has not heard that they have ended."""
+        table = self.scheduler._table
+        return [each for each in (*table._programs, *table._idle) if table.knows(each)]
+
+    def ask(self, program_id: str, tokens: int) -> None:
+        """Another client asks for so many tokens, for a program that it shares with the others."""
+        key = f"guest {next(self.world.numbers)}"
+        params = SamplingParams(
+            max_tokens=tokens, ignore_eos=True, extra_args={"program_id": program_id, "call_id": key}
+        )
+        prompt = [*range(100, 110)]
+        request = Request(key, prompt, params, None, client_index=1, block_hasher=self._hasher)
+        self.scheduler.add_request(request)
+        self._wake()
+
     def left(self) -> Iterator[tuple[str, int]]:
         """What is left when all programs have ended, and how much of it."""
         pool, store = self.scheduler.kv_cache_manager.block_pool, self.scheduler._swap
@@ -344,8 +361,8 @@ class EngineProcess:
             yield "blocks in host memory", 0 if store.copies_beside else store.stats().used
 
     def _send(self, outputs: dict[int, Any]) -> None:
-        for each in outputs.values():
-            self.outputs.send(list(map(bytes, self._encoder.encode(each))))
+        if 0 in outputs:  # what others asked for goes to them
+            self.outputs.send(list(map(bytes, self._encoder.encode(outputs[0]))))
 
     def _tell(self, kind: str, request_id: str) -> None:
         ledger = self.scheduler._entries[request_id].ledger
