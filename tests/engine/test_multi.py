@@ -390,7 +390,7 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
 # -- replicas die, are removed and added
 
 
-@pytest.mark.slow  # in `make test`, tests/engine/replicas/test_history.py tests the same with fake replicas
+@pytest.mark.slow  # in `make test`, tests/simulated tests the same with simulated replicas
 async def test_a_replica_hangs_and_is_killed_under_sixty_programs(
     pair: weft.AsyncMultiLLMEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

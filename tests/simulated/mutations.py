@@ -94,6 +94,13 @@ MUTATIONS: Final = (
         "thief = moved.engine_id",
     ),
     Mutation(_REPLICAS + "router", "tried.pop()", "pass"),
+    Mutation(
+        _REPLICAS + "router", "params = _sent_later(sampling_params, now_s() - since_s)", "params = sampling_params"
+    ),
+    Mutation(_REPLICAS + "router", "has_delivered = True", "pass"),
+    Mutation(_REPLICAS + "router", "delivered_tokens.add(output)", "pass"),
+    Mutation(_REPLICAS + "router", "yield output", "yield output; yield output"),
+    Mutation(_REPLICAS + "router", "self._on_death(engine_id)", "pass"),
     Mutation(_REPLICAS + "router", "self.failures[call_id] = error", "pass"),
     Mutation(_REPLICAS + "stealer", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
     Mutation(_REPLICAS + "stealer", "del mine[call]", "pass"),

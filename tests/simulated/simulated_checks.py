@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulated_life import Life
 
 
+MOST_ON_WAY_S: Final = 1.0  # from a call's admission to its replica and back, with its prompt's rendering
 SETTLED_S: Final = 3.0  # by then, a call's final account has come
 OUTCOMES: Final = {"finished": CallState.FINISHED, "DeadlineError": CallState.FAILED}
 
@@ -37,6 +38,7 @@ class Witness(ProgramObserver):
         self._world = world
         self.graphs: dict[str, ProgramGraph] = {}
         self.arrived: Counter[str] = Counter()
+        self.arrived_s: dict[str, float] = {}
         self.left: defaultdict[str, list[tuple[CallRow, CallState]]] = defaultdict(list)
         self.told: dict[str, Account] = {}  # the latest account of each call
         self.started: Counter[str] = Counter()
@@ -110,12 +112,20 @@ class Witness(ProgramObserver):
 
         return note
 
+    def begun(self, life: Life, call_id: str, said_s: float) -> None:
+        """A replica begins to run a call, whose account says how long it has waited: here, for a replica, and on others
+        before. A call that waits in a host which stands still is not known to wait."""
+        real_s = self._world.now_s - self.arrived_s.get(call_id, self._world.now_s)
+        is_late = {"pause", "jump", "late"} & set(life.faults.happened)
+        if not is_late and abs(real_s - said_s) > MOST_ON_WAY_S:
+            self.wrong.append(f"{call_id} has waited {real_s} s, and its account says {said_s} s")
+
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
         del now_s
         self.started[info.program_id] += 1
 
     def call_arrived(self, identity: Any, graph: ProgramGraph, now_s: float) -> None:
-        del now_s
+        self.arrived_s[identity.call_id] = now_s
         self.graphs[graph.program_id] = graph
         self.arrived[identity.call_id] += 1
         self.programs_of[identity.call_id] = identity.program_id

@@ -153,7 +153,10 @@ class Life:
             stack.callback(logging.getLogger("weft").removeHandler, listener)
             yield
 
-    def _on_event(self, kind: str, program_id: str, call_id: str, value: str) -> None:
+    def _on_event(self, kind: str, program_id: str, call_id: str, value: Any) -> None:
+        if kind == "wait":
+            self.witness.begun(self, call_id, value)
+            return
         if call_id in self.call_names:  # an HTTP client does not know its calls' ids, and an engine measures itself
             self.history.add(kind, program_id, call_id, value)
         self.world.note(f"{value}: {kind} {self.call_names.get(call_id, '')}")

@@ -110,6 +110,7 @@ class EngineProcess:
         self.exitcode: int | None = None
         self.died_s = math.inf
         self.is_hung = False
+        self._reads_at_once = True  # a wait in a message that it has not read is not known to it
         self.step_s = STEP_S
         self._told_of = set[tuple[str, str]]()  # calls whose final accounts were asked for, and told
         self.aborted_s: dict[str, float] = {}  # the service of each call that was aborted
@@ -170,7 +171,7 @@ class EngineProcess:
 
     def hang(self) -> None:
         """Make no further step, and answer nothing."""
-        self.is_hung = True
+        self.is_hung, self._reads_at_once = True, False
 
     def resume(self) -> None:
         """Go on after a hang."""
@@ -225,6 +226,9 @@ class EngineProcess:
         for request_id in plan.num_scheduled_tokens:
             if self._new.pop(request_id, None):
                 self._tell("begin", request_id)
+                ledger = self.scheduler._entries[request_id].ledger
+                if self._reads_at_once and self.step_s == STEP_S:
+                    self._note("wait", ledger.program_id, ledger.call_id, ledger.wait_s)
         begin_s = max(self.world.now_s, self._steps[-1].end_s if self._steps else 0.0)
         step = _Step(plan, begin_s + (self.step_s if plan.total_num_scheduled_tokens else TICK_S))
         self._steps.append(step)

@@ -271,11 +271,17 @@ def test_every_planted_fault_can_be_planted() -> None:
 
 
 def test_a_planted_fault_is_found() -> None:
-    """The lives see a count that is not taken back, a table that keeps a call, and one that keeps a program."""
+    """The lives see a count that is not taken back, a table that keeps a call, one that keeps a program, and a wait on
+    another replica that is forgotten."""
     from mutations import MUTATIONS, lives_until_found
 
     named = {mutation.old: mutation for mutation in MUTATIONS}
-    for old in ("call.endpoint.admission.leave(now_s)", "del mine[call]", "program.has_ended = True"):
+    for old in (
+        "call.endpoint.admission.leave(now_s)",
+        "del mine[call]",
+        "program.has_ended = True",
+        "params = _sent_later(sampling_params, now_s() - since_s)",
+    ):
         lives, problem = lives_until_found(named[old], 20)
         assert lives, old
         assert problem

@@ -1,7 +1,6 @@
 """An engine whose router, supervisor, table and admission are real, and whose replicas are simulated in virtual time.
 
-A whole life of it takes milliseconds, so hundreds of them run with random kills. `tests/support/history.py` checks what
-its clients saw.
+Whole lives of engines are simulated in `tests/simulated`. This one is for what happens to a single call.
 """
 
 from __future__ import annotations
@@ -14,21 +13,18 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
-from history import History, Lost
+from history import History
 
-import weft
 from weft.core.accounts import Account
-from weft.core.errors import EngineStartError, ReplicaError, ReplicaLostError
+from weft.core.errors import EngineStartError
 from weft.core.ids import CallId, EngineId, ProgramId
-from weft.core.routing import Affinity, LeastUsed, Locality, StealingConfig
+from weft.core.routing import Affinity, LeastUsed, Locality
 from weft.core.routing.admission import Admission
 from weft.core.routing.liveness import ProcessUsage
 from weft.core.routing.replicas import ReplicaSet
-from weft.core.routing.stealing import Stealing
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.options import EngineOptions
@@ -37,11 +33,10 @@ from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.router import Router
-from weft.engine.replicas.stealer import Stealer
 from weft.engine.replicas.supervisor import Supervisor
 from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
 from weft.engine.wire.call_header import decode_call
-from weft.engine.wire.control import CallKey, TakeBack, decode_control
+from weft.engine.wire.control import CallKey
 
 MAX_CALLS = 4
 SLOTS = 1  # calls that a replica runs at once
@@ -58,10 +53,7 @@ class _Turn:
 
 
 class SimulatedReplica(Replica):
-    """Gives a call one token in each step, and runs few calls at once. It may die or hang, and some of its starts fail.
-
-    As an engine does, it gives calls of its queue back, and nothing more is heard of these.
-    """
+    """Gives a call one token in each step, and runs few calls at once. It may die or hang, and some starts fail."""
 
     def __init__(self, engine_id: EngineId, engine: ChaosEngine) -> None:
         self.engine_id = engine_id
@@ -131,8 +123,8 @@ class SimulatedReplica(Replica):
         gone = self._gone
         if gone is None or self._is_dead:
             raise ReplicaGoneError
-        header, now_s = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True), self._engine.now_s
-        program, call, arrived_s = header.identity.program_id, header.identity.call_id, now_s()
+        identity = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity
+        program, call = identity.program_id, identity.call_id
         self._engine.history.add("attempt", program, call, self.engine_id)
         is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
         turn = _Turn((program, call))
@@ -143,8 +135,6 @@ class SimulatedReplica(Replica):
             if gone.is_set():
                 raise ReplicaGoneError
             self._engine.history.add("begin", program, call, self.engine_id)
-            waited_s, made_s = header.waited_s + now_s() - arrived_s, self._engine.made_s.get(call, arrived_s)
-            self._engine.history.add("wait", program, call, (waited_s, now_s() - made_s))
             async with aclosing(self._tokens(sampling_params, gone, program, call, is_delta=is_delta)) as outputs:
                 async for output in outputs:
                     yield output
@@ -166,32 +156,14 @@ class SimulatedReplica(Replica):
             if gone.is_set():
                 raise ReplicaGoneError
             account = Account(service_s=(token + 1) * STEP_S, output_tokens=token + 1)
-            self._engine.history.add("account", program, call, account.service_s)
             self._engine.on_account(call, account)
             if is_delta:
                 yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
         if not is_delta:
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(range(sampling_params.max_tokens)))])
 
-    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
-        control, gone, rng = decode_control(message), self._gone, self._engine.rng
-        if not isinstance(control, TakeBack) or gone is None:
-            return None
-        if not await self._takes_s(None if self._hangs else rng.uniform(0.0, 0.05), gone):
-            return None
-        able = [turn for turn in self._queue if turn.call in control.calls][: control.most]
-        for turn in able:
-            self._queue.remove(turn)
-            self._engine.history.add("taken", *turn.call, self.engine_id)
-        answer = {"taken": [list(turn.call) for turn in able], "waiting": len(self._queue)}
-        return answer if await self._takes_s(rng.uniform(0.0, 0.05), gone) else None  # it may die with its answer
-
-    async def _takes_s(self, seconds: float | None, gone: asyncio.Event) -> bool:
-        """Let time pass, None for ever. Whether the replica has lived through it."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await gone.wait()
-        return not gone.is_set() and not self._is_dead
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+        """It has no scheduler."""
 
 
 async def first_of(*events: asyncio.Event) -> None:
@@ -265,7 +237,6 @@ class ChaosEngine(FrontEnd):
         super().__init__(EngineOptions(max_calls=MAX_CALLS, hang_timeout_s=HANG_TIMEOUT_S, clock=clock))
         self.model = "simulated"
         self.rng, self.history = rng, history
-        self.made_s: dict[CallId, float] = {}  # when clients made their calls
         self.on_account = self._in_flight.account
         self._finalizer = lambda: None
         self._life.is_closed = False
@@ -293,26 +264,8 @@ class ChaosEngine(FrontEnd):
             self._in_flight.assign,
             lambda each: self.supervisor.note_death(each),  # noqa: PLW0108  a test may replace the method
         )
-        rule = Stealing(StealingConfig(cooldown_s=0.2))
-        self.stealer = Stealer(rule, self.states, self.supervisor.replica, self.router.unanswered, clock)
         self.admission = Admission(lambda: self.states.capacity)
         self.chat_endpoint: Any = _Chat(self.router)
-
-    def simulated(self) -> list[SimulatedReplica]:
-        return [replica for replica in self.supervisor.replicas() if isinstance(replica, SimulatedReplica)]
-
-    def count_what_is_left(self) -> dict[str, int]:
-        """What must be gone when no program runs."""
-        return {
-            "calls in flight": len(self._in_flight),
-            "admitted calls": self.admission.calls,
-            "dispatched calls": sum(health.calls for health in self.states.health(0.0)),
-            "waiting calls": len(self.queue),
-            "rows": len(self.table),
-            "sessions": len(self.sessions),
-            "failures of calls": len(self.router.failures),
-            "dead replicas": sum(not replica.is_running for replica in self.simulated()),
-        }
 
 
 class _Link:
@@ -332,132 +285,3 @@ class _Link:
 
     def swap_stats(self) -> None:
         return None
-
-
-class Client:
-    """A program that makes calls one after the other or at once, whole or streamed, and breaks some off."""
-
-    def __init__(self, engine: ChaosEngine, name: str) -> None:
-        self._engine, self._rng, self._history = engine, engine.rng, engine.history
-        self._program = weft.Program(name)
-        self._names = map("{}.{}".format, itertools.repeat(name), itertools.count())
-
-    async def run(self) -> None:
-        program, rng = self._program, self._rng
-        with program:
-            self._history.add("open", program.program_id)
-            await asyncio.sleep(rng.uniform(0.0, 10.0))
-            for _ in range(rng.randrange(1, 4)):
-                calls = [asyncio.ensure_future(self._call()) for _ in range(rng.choice([1, 1, 3]))]
-                if rng.random() < 0.1:
-                    await asyncio.sleep(rng.uniform(0.0, 1.0))
-                    rng.choice(calls).cancel()
-                ends_early = rng.random() < 0.05
-                await asyncio.wait(calls, timeout=0.2 if ends_early else None)
-                self._note_row()
-                if ends_early:
-                    break
-        (row,) = [row for row in self._engine.table.ended() if row.info.program_id == program.program_id] or [None]
-        if row is not None:
-            attained = row.attained
-            values = (attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
-            self._history.add("row", program.program_id, value=values)
-        self._history.add("close", program.program_id, value=row.account.service_s if row is not None else 0.0)
-        await asyncio.wait(calls)
-
-    def _note_row(self) -> None:
-        row = self._program.row
-        if row is not None:
-            attained = row.attained
-            values = (attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
-            self._history.add("row", self._program.program_id, value=values)
-
-    async def _call(self) -> None:
-        program, rng, run = self._program, self._rng, next(self._names)
-        identity = program.reports.start_call(run)
-        note = partial(self._history.add, program=program.program_id, call=identity.call_id)
-        body: dict[str, Any] = {"max_tokens": rng.randrange(1, 30)}
-        if rng.random() < 0.1:
-            body["timeout_s"] = rng.uniform(0.1, 30.0)
-        note("invoke", value=body["max_tokens"])
-        self._engine.made_s[identity.call_id] = self._engine.now_s()
-        outcome: Any = "finished"
-        try:
-            if rng.random() < 0.5:
-                answer = await self._engine.chat(body, program, identity)
-                for token in answer["choices"][0]["tokens"]:
-                    note("token", value=token)
-            else:
-                async with aclosing(self._engine.chat_stream(body, program, identity)) as chunks:
-                    async for chunk in chunks:
-                        for token in chunk["choices"][0]["tokens"]:
-                            note("token", value=token)
-                        self._note_row()
-                        if rng.random() < 0.005:
-                            outcome = "broken off"
-                            break
-            program.reports.end_call(run, identity)
-        except ReplicaLostError as error:
-            outcome = Lost(error.delivered_tokens)
-        except BaseException as error:  # the check knows which ones are right
-            outcome = type(error).__name__
-        finally:
-            note("return", value=outcome)
-
-
-async def _disturb(engine: ChaosEngine) -> None:
-    """Kill, hang, remove and add replicas at random moments."""
-    rng, supervisor = engine.rng, engine.supervisor
-    while True:
-        await asyncio.sleep(rng.uniform(0.0, 4.0))
-        replica: Any = rng.choice(supervisor.replicas())
-        fault = rng.choice(["kill", "kill", "hang", "remove", "add"])
-        engine.history.add(fault, value=replica.engine_id)
-        if fault in ("kill", "hang") and replica.is_running:
-            getattr(replica, fault)()
-        elif fault == "remove":
-            with suppress(ReplicaError):
-                await supervisor.remove(replica.engine_id, rng.choice([0.0, 0.5]))
-        elif fault == "add" and len(supervisor.replicas()) < 4:
-            with suppress(Exception):  # a start may fail in any way
-                await supervisor.add()
-
-
-async def life(seed: int, plant: Callable[[ChaosEngine], None] = lambda _: None, clients: int = 12) -> History:
-    """Run clients while replicas fail, and return the history.
-
-    Args:
-        seed: of everything that is random.
-        plant: changes the engine before the first call.
-        clients: how many programs run.
-    """
-    history = History()
-    engine = ChaosEngine(random.Random(seed), history)
-    for _ in range(3):
-        while True:
-            with suppress(Exception):
-                await engine.supervisor.add()
-                break
-    engine.supervisor.watch()
-    engine.stealer.watch()
-    plant(engine)
-    disturbing = asyncio.ensure_future(_disturb(engine))
-    running = [asyncio.ensure_future(Client(engine, f"p{number}").run()) for number in range(clients)]
-    done, late = await asyncio.wait(running, timeout=3600.0)  # of virtual time
-    disturbing.cancel()
-    for each in late:
-        each.cancel()
-    await asyncio.gather(*running, disturbing, return_exceptions=True)
-    await asyncio.sleep(300.0)  # dead replicas start again
-    engine.table.check_integrity()
-    for what, count in engine.count_what_is_left().items():
-        if count:
-            history.add("left", value=(what, count))
-    if late:
-        history.add("left", value=("clients that wait", len(late)))
-    await engine.supervisor.stop()
-    await engine.stealer.stop()
-    engine.shutdown()
-    for each in done:
-        each.result()
-    return history

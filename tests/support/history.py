@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 MAX_ATTEMPTS: Final = 3
-SHORT_S: Final = 0.002  # no wait to speak of
 OUTCOMES: Final = {
     "finished",
     "broken off",
@@ -29,14 +28,11 @@ class Event(NamedTuple):
 
     `kind` is one of:
 
-    - `open`, `close`: a program begins; it ends, and `value` is its last row's service in seconds, None if the history
-      has no accounts.
+    - `open`, `close`: a program begins; it ends.
     - `invoke`: a client makes a call of `program`, which has `value` tokens.
     - `attempt`: the call begins on the replica `value`.
     - `begin`: the replica `value` begins to run the call.
-    - `wait`: as it begins, `value` is the wait in its account and the seconds since the client made it.
     - `taken`: the replica `value` has given the call back, because it had not begun.
-    - `account`: the replica reports `value` seconds of service of the call.
     - `token`: the client gets the token `value`; a call's tokens are 0, 1, 2, …
     - `return`: the call ends for the client with `value`: "finished", "broken off", `Lost`, or the name of its error.
     - `row`: `value` is the service and the wait in the program's row, of the longest chain and in sum.
@@ -80,7 +76,6 @@ def check(events: Iterable[Event]) -> list[str]:
         if event.program:
             by_program[event.program].append(event)
     problems = [problem for call, own in by_call.items() for problem in _check_call(call, own)]
-    problems += [problem for call, own in by_call.items() for problem in _check_waits(call, own)]
     problems += [problem for program, own in by_program.items() for problem in _check_program(program, own)]
     problems += [f"{event.value[1]} {event.value[0]} are left" for event in events if event.kind == "left"]
     return problems
@@ -117,12 +112,6 @@ def _check_call(call: str, events: list[Event]) -> Iterable[str]:
             yield f"{call} was {before} and then {after} on {replica}, without another attempt"
 
 
-def _check_waits(call: str, events: list[Event]) -> Iterable[str]:
-    for said_s, real_s in (event.value for event in events if event.kind == "wait"):
-        if abs(said_s - real_s) > SHORT_S:
-            yield f"{call} has waited {real_s} s, and its account says {said_s} s"
-
-
 def _check_program(program: str, events: list[Event]) -> Iterable[str]:
     kinds = [event.kind for event in events]
     if kinds.count("close") != 1:
@@ -132,11 +121,3 @@ def _check_program(program: str, events: list[Event]) -> Iterable[str]:
     for before, after in pairwise(rows):
         if any(old > new + 1e-9 for old, new in zip(before, after, strict=True)):
             yield f"the row of {program} went from {before} to {after}"
-    end = kinds.index("close")
-    charged: dict[str, float] = {}
-    for event in events[:end]:
-        if event.kind == "account":
-            charged[event.call] = event.value
-    service_s = events[end].value
-    if service_s is not None and abs(sum(charged.values()) - service_s) > 1e-6:
-        yield f"{program} was charged {service_s} s for calls of {sum(charged.values())} s"
