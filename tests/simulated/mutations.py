@@ -71,6 +71,12 @@ MUTATIONS: Final = (
     Mutation(_HOST + "scheduler_messages", "program, row = waiting.pop(key)", "program, row = waiting[key]"),
     Mutation("weft.core.process_table", "row.attained.total_service_s += more.service_s", "pass"),
     Mutation("weft.core.process_table", "or more_s < 0", ""),
+    Mutation("weft.core.process_table", "row.account += call.account", "pass"),
+    Mutation(
+        "weft.core.process_table",
+        "row.attained.fold(call.inherited",
+        "row.attained.service_s = 0.0\n            row.attained.fold(Attained()",
+    ),
     Mutation(
         "weft.core.process_table", "del row.in_flight[call_id], thread.active[call_id]", "del thread.active[call_id]"
     ),
@@ -101,6 +107,15 @@ MUTATIONS: Final = (
     Mutation(_REPLICAS + "router", "delivered_tokens.add(output)", "pass"),
     Mutation(_REPLICAS + "router", "yield output", "yield output; yield output"),
     Mutation(_REPLICAS + "router", "self._on_death(engine_id)", "pass"),
+    Mutation(_REPLICAS + "router", "len(tried) == ReplicaLostError.MOST_ATTEMPTS", "False"),
+    Mutation(
+        _REPLICAS + "router", "raise ReplicaLostError(engine_id, delivered_tokens.total, len(tried))", "raise OSError"
+    ),
+    Mutation(
+        _REPLICAS + "router",
+        "output = await anext(outputs, None)\n                    return",
+        "output = None\n                    return",
+    ),
     Mutation(_REPLICAS + "router", "self.failures[call_id] = error", "pass"),
     Mutation(_REPLICAS + "stealer", "waiting.scope.reschedule(asyncio.get_running_loop().time())", "pass"),
     Mutation(_REPLICAS + "stealer", "del mine[call]", "pass"),
