@@ -703,7 +703,9 @@ _CASES: Final[list[Case]] = [
         "two at once",
         noted,
         *("a a0 a1", "a a0 a1"),
-        command=lambda _url, _folder: twice([AIDER.program, str(APPS / "aider_app.py"), "two at once"]),
+        command=lambda _url, _folder: [  # with the same words at once, nobody could say whose a request is
+            [[AIDER.program, str(APPS / "aider_app.py"), "two at once", each] for each in ("In short.", "At length.")]
+        ],
     ),
     framework(AIDER, "resume", noted, "a a0 a1"),
     framework(AIDER, "architect", architected, "a b0"),

@@ -34,4 +34,4 @@ elif sys.argv[1] == "architect":  # another agent edits what the first one has s
 elif sys.argv[1] == "abort":  # of more turns, the next one would follow
     chat("Talk.")
 else:
-    chat("What is in the notes?", "And who counts them?", "Thank you.")
+    chat(" ".join(["What is in the notes?", *sys.argv[2:]]), "And who counts them?", "Thank you.")
