@@ -56,7 +56,7 @@ def text(rng: random.Random, characters: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(characters // 7))
 
 
-def turn_ms(rng: random.Random, *, has_tools: bool) -> float:
+def turn_ms(rng: random.Random, *, has_tools: bool = False, is_json: bool = False) -> float:
     """The CPU milliseconds of a turn at the end of a conversation, half of whose messages are answers."""
     lineage, messages = Lineage(), [{"role": "system", "content": text(rng, 500)}]
     each = CHARACTERS // TURNS // 2
@@ -64,6 +64,8 @@ def turn_ms(rng: random.Random, *, has_tools: bool) -> float:
     for turn in range(TURNS):
         asked: dict[str, Any] = {"role": "user", "content": text(rng, each)}
         answer: dict[str, Any] = {"role": "assistant", "content": text(rng, each)}
+        if is_json:
+            answer["content"] = json.dumps({f"part {n}": text(rng, each // 6) for n in range(5)})
         if has_tools and turn % 2:
             asked = {"role": "tool", "tool_call_id": call_id, "content": text(rng, each)}
         elif has_tools:
@@ -230,9 +232,14 @@ def main(
 ) -> None:
     """Print the figures."""
     typer.echo(f"{machine()} load {os.getloadavg()[0]:.0f}")
-    for has_tools in (False, True):
-        found = [turn_ms(random.Random(seed), has_tools=has_tools) for seed in range(ROUNDS)]
-        typer.echo(f"turn {TURNS}, {'with tool calls' if has_tools else 'texts alone'}: {spread(found)} ms")
+    turns: dict[str, dict[str, bool]] = {
+        "texts alone": {},
+        "with tool calls": {"has_tools": True},
+        "answers of JSON": {"is_json": True},
+    }
+    for name, options in turns.items():
+        found = [turn_ms(random.Random(seed), **options) for seed in range(ROUNDS)]
+        typer.echo(f"turn {TURNS}, {name}: {spread(found)} ms")
     for characters in FIRST:
         found = [first_ms(random.Random(seed), characters) for seed in range(5)]
         typer.echo(f"a first request of {characters} characters, {OPEN} programs open: {spread(found)} ms")

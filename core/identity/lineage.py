@@ -511,7 +511,8 @@ class Lineage:
 
     def _hand(self, scope: str, placed: Placed, texts: list[str], entries: list[str], kind: str = "") -> list[Digest]:
         """Note texts that may become an agent's task, unless the model has them from its prompt."""
-        told = {text for text in {*texts, *entries} if self._is_told(scope, text, placed.said)}
+        whole = "\0".join(map("\0".join, placed.said.items)) if texts or entries else ""
+        told = {text for text in {*texts, *entries} if self._is_told(scope, text, whole)}
         asked = [*texts_of(next(_told_before(placed.said.items, len(placed.said.items)), ("other",)))][-1:]
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
@@ -519,12 +520,10 @@ class Lineage:
         ways = [("text", each) for each in texts] + [("entry", each) for each in entries]
         return self._handed.add(scope, placed.start, task, ways, told)
 
-    def _is_told(self, scope: str, text: str, said: Said) -> bool:
+    def _is_told(self, scope: str, text: str, prompt: str) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
         values = pieces_of(folded(text)) if len(text) >= _LONG_CHARACTERS else None
-        if values is not None and len(values):
-            return bool(self._told.has(scope, values).all())
-        return any(text in each for item in said.items for each in texts_of(item))
+        return bool(self._told.has(scope, values).all()) if values is not None and len(values) else text in prompt
 
     def _note_text(self, scope: str, placed: Placed, key: Digest, text: str, question: Question | None) -> None:
         program_id = placed.identity.program_id
