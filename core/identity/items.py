@@ -26,7 +26,7 @@ _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text"
 _ROLES: Final = {"developer": "system", "function": "tool"}
 _MARKS: Final = ("cache_control", "annotations", "logprobs", "status", "detail")
 # What Claude Code puts into messages and leaves out of them later.
-_REMINDER: Final = ("<system-reminder>", "</system-reminder>")
+_REMINDER: Final = re.compile("<system-reminder>.*?</system-reminder>", re.DOTALL)
 _BILLING: Final = "x-anthropic-billing-header:"  # Claude Code's first system block, which changes with each request
 # Python brings a run of combining marks into NFC in the square of its length. So longer runs stay as they are.
 _LONG_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{31,})")
@@ -169,8 +169,9 @@ def text_of(text: str) -> str:
     text = text.strip()
     if "</think>" in text:  # a model without a reasoning parser says it, and clients cut it out of their history
         text = text.rpartition("</think>")[2]
-    if _REMINDER[0] in text:
-        text = _without_reminders(text)
+    if "<system-reminder>" in text:
+        before, end, after = text.rpartition("</system-reminder>")
+        text = _REMINDER.sub("", before + end) + after
     return _composed(text.replace("\r\n", "\n")).strip()
 
 
@@ -186,15 +187,6 @@ def _composed(text: str) -> str:
     pieces = _LONG_RUN.split(text)
     pieces[::2] = (unicodedata.normalize("NFC", piece) for piece in pieces[::2])
     return "".join(pieces)
-
-
-def _without_reminders(text: str) -> str:
-    kept, place = [], 0
-    begin, end = _REMINDER
-    while (at := text.find(begin, place)) >= 0 and (after := text.find(end, at)) >= 0:
-        kept.append(text[place:at])
-        place = after + len(end)
-    return "".join([*kept, text[place:]])
 
 
 def _image(part: Mapping[str, Any]) -> str:

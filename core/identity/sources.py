@@ -49,12 +49,8 @@ def baggage_of(header: str) -> dict[str, str]:
 
     if len(header) > _MOST_BAGGAGE_BYTES:
         return {}
-    members: dict[str, str] = {}
-    for member in header.split(","):
-        key, equals, value = member.partition(";")[0].partition("=")
-        if equals:
-            members.setdefault(key.strip(), unquote(value.strip()))
-    return members
+    members = (member.partition(";")[0].partition("=") for member in reversed(header.split(",")))  # the first counts
+    return {key.strip(): unquote(value.strip()) for key, equals, value in members if equals}
 
 
 def object_in(value: object) -> Mapping[str, Any] | None:
@@ -198,9 +194,10 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
         InvalidIdError: An id of Weft's own, or a session, is malformed.
     """
     arguments = body.get("vllm_xargs")
-    request = _Request(_texts(headers), body, arguments if isinstance(arguments, Mapping) else {})
+    texts = {name.decode("latin-1"): value.decode("latin-1").strip() for name, value in reversed([*headers])}
+    request = _Request(texts, body, arguments if isinstance(arguments, Mapping) else {})
     name, tenant = _own(request, "program-name") or client_of(request.headers), _own(request, "tenant")
-    session = _own(request, "session-id") or _session(request)
+    session = _session(request)
     fields: dict[str, Any] = {
         "program_name": name,
         "tenant": tenant,
@@ -244,13 +241,6 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
     )
 
 
-def _texts(headers: HTTPHeaders) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for name, value in headers:
-        texts.setdefault(name.decode("latin-1"), value.decode("latin-1").strip())
-    return texts
-
-
 def _own(request: _Request, name: str) -> str | None:
     """One of Weft's own fields: the header, or the field of `vllm_xargs`."""
     if header := request.headers.get(f"weft-{name}"):
@@ -260,6 +250,8 @@ def _own(request: _Request, name: str) -> str | None:
 
 
 def _session(request: _Request) -> str | None:
+    if own := _own(request, "session-id"):
+        return own
     if (value := request.body.get("session_id")) is not None:
         return check_id(value, "session_id")
     header = request.headers.get("x-session-id")
@@ -302,8 +294,7 @@ def _by_header(*names: str, starters: tuple[str, ...] = ("x-parent-session-id",)
 
 
 def _vllm_session(request: _Request) -> Iterator[_Ids]:
-    session = _own(request, "session-id") or _session(request)
-    yield _Ids(session, starter=_header(request, "x-parent-session-id"))
+    yield _Ids(_session(request), starter=_header(request, "x-parent-session-id"))
 
 
 def _dynamo(request: _Request) -> Iterator[_Ids]:

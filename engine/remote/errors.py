@@ -111,15 +111,11 @@ def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float
     attributes = {**_ATTRIBUTES.get(kind, {})}
     given = error.get("weft")
     if isinstance(given, Mapping):
-        usual = {**attributes}
-        attributes.update((name, value) for name, value in given.items() if _is_like(value, usual.get(name, value)))
+        kinds = {name: (int, float) if isinstance(each, float) else type(each) for name, each in attributes.items()}
+        attributes.update((name, value) for name, value in given.items() if isinstance(value, kinds.get(name, object)))
     if kind is OverloadedError and retry_after_s is not None:
         attributes["retry_after_s"] = retry_after_s
     return restored(kind, message, attributes)
-
-
-def _is_like(value: object, usual: object) -> bool:
-    return isinstance(value, (int, float) if isinstance(usual, float) else type(usual))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

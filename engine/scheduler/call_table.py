@@ -79,7 +79,8 @@ class CallTable:
     def open(self, request_id: str, header: CallHeader, prompt_tokens: int, now_s: float) -> Entry:
         """Note a request that arrives. Returns its entry, with the call that the policy ranks."""
         identity = header.identity
-        self._forget_idle(now_s)
+        while self._idle and next(iter(self._idle.values())).since_s < now_s - self._idle_s:
+            self._forget_first()
         program = self._program(header, now_s)
         program.requests += 1
         program.has_ended = False
@@ -166,10 +167,6 @@ class CallTable:
             self._idle[program_id] = _Idle(program.view, now_s)
             if len(self._idle) > _REMEMBERED_PROGRAMS:
                 self._forget_first()
-
-    def _forget_idle(self, now_s: float) -> None:
-        while self._idle and next(iter(self._idle.values())).since_s < now_s - self._idle_s:
-            self._forget_first()
 
     def _forget_first(self) -> None:
         _, forgotten = self._idle.popitem(last=False)

@@ -166,7 +166,8 @@ class WeftScheduler(AsyncScheduler):
             "a request is in two queues": not (running & waiting or running & held or waiting & held),
             "a request is lost": running | waiting | held == set(self.requests) == set(self._entries),
             "the queue and the policy disagree": {request.request_id for request in self.waiting} == waiting,
-            "running requests are out of order": self._charges.rank_changed or self._is_in_order(),
+            "running requests are out of order": self._charges.rank_changed
+            or all(self._rank_of(one) <= self._rank_of(other) for one, other in pairwise(self.running)),
         }
         failed = [what for what, holds in checks.items() if not holds]
         if failed:
@@ -175,9 +176,6 @@ class WeftScheduler(AsyncScheduler):
         self._kv_order.check_integrity()
         if self._swap is not None:
             self._swap.check_integrity()
-
-    def _is_in_order(self) -> bool:
-        return all(self._rank_of(one) <= self._rank_of(other) for one, other in pairwise(self.running))
 
     # -- arrival, departure, control
 

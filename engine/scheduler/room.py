@@ -79,8 +79,10 @@ class StepRoom:
                 self._needed += (references == 0) - (block.ref_cnt == 0)
         if len(found) == 1 and manager.prefix_cache_lookup_enabled(request):
             self._new_hashes = list(request.block_hashes[len(found[0]) :])
+            # vLLM looks up no block with the last token, which it computes again.
+            most = (request.num_tokens - 1) // coordinator.scheduler_block_size - len(found[0])
             for count, each in enumerate(self._new_hashes):
-                if each not in self._brought or len(found[0]) + count >= self._most_found(request):
+                if each not in self._brought or count >= most:
                     break
                 self._needed -= 1
                 found_tokens += coordinator.scheduler_block_size
@@ -120,10 +122,6 @@ class StepRoom:
                 if references == 0:
                     self._free += 1
                     self._needed += number in self._found
-
-    def _most_found(self, request: Request) -> int:
-        """How many blocks of a request vLLM looks up: it computes at least the last token again."""
-        return (request.num_tokens - 1) // self._manager.coordinator.scheduler_block_size
 
     def _growth_of(self, request: Request, tokens: int) -> int:
         held = self._manager.get_blocks(request.request_id).blocks

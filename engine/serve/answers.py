@@ -137,7 +137,9 @@ class AnswerReader:
         return None
 
     def _content(self) -> list[Mapping[str, Any]]:
-        return [_block(self._blocks[index]) for index in sorted(self._blocks)]
+        """The blocks of Anthropic's Messages with the arguments that their deltas brought."""
+        blocks = (block for _index, block in sorted(self._blocks.items()))
+        return [{**each, "input": _object(each["json"].encode())} if each["json"] else each for each in blocks]
 
     def _chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
         ended = []
@@ -160,11 +162,6 @@ def _add_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
     call["id"] = part.get("id") or call["id"]
     call["function"]["name"] += function.get("name") or ""
     call["function"]["arguments"] += function.get("arguments") or ""
-
-
-def _block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A block of Anthropic's Messages with the arguments that its deltas brought."""
-    return {**block, "input": _object(block["json"].encode())} if block["json"] else block
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

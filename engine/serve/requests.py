@@ -86,9 +86,7 @@ class ServedRequests:
         limit = key.max_calls
         if limit is None:
             return
-        admission = self._of_keys.get(key.scope)
-        if admission is None:
-            admission = self._of_keys[key.scope] = Admission(lambda: limit)
+        admission = self._of_keys.setdefault(key.scope, Admission(lambda: limit))
         try:
             admission.enter(self._clock())
         except OverloadedError as error:

@@ -87,7 +87,9 @@ class EngineProfile:
         names, times = {each.name for each in fields(cls)}, {each.name for each in fields(StepTime)}
         match found:
             case {"weft_profile": 2, "step_time": dict(step_time), "source": str(), **others} if (
-                {*others, "source", "step_time"} == names and {*step_time} == times and _are_numbers(step_time)
+                {*others, "source", "step_time"} == names
+                and {*step_time} == times
+                and {*map(type, step_time.values())} <= {int, float}
             ):
                 values: dict[str, Any] = {**found, "step_time": StepTime(**step_time)}
                 del values["weft_profile"]
@@ -96,10 +98,6 @@ class EngineProfile:
             f"{path} is no profile of an engine; it needs weft_profile: {_FORM}, and exactly these fields: "
             f"{', '.join(sorted(names))}. Make one with `weft profile`."
         )
-
-
-def _are_numbers(values: Mapping[str, Any]) -> bool:
-    return all(type(value) in {int, float} for value in values.values())
 
 
 def _by_data_sheet(
