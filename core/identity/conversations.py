@@ -22,9 +22,21 @@ _MOST_ARGUMENTS: Final = 16  # of a tool call
 _STEP_BYTES: Final = 40  # of a line that is taken for a step of a plan
 _ENTRY_BYTES: Final = 32  # of an entry of a list that is taken for one
 _MOST_STEPS: Final = 32
+_PASSED_BYTES: Final = 16  # of a text that code passes to a function
+_MOST_WORDS: Final = 12  # before an entry
+_MOST_ENDED: Final = 200  # characters of a line at whose end an entry may be
+_CODE: Final = "<code>"  # smolagents' mark
+_MOST_LINES: Final = 12  # of a list without marks
+_NO_LIST: Final = re.compile(r"[={}\[\];<>\\]|\w\(|\n\s*\n|.{120}|[,:!]$", re.MULTILINE)
+_LABEL: Final = re.compile(": |\uff1a")
+_ENDS: Final = ".!?\u3002"
 _MOST_QUOTED: Final = 16 << 10  # characters of a message in which entries are looked for
 _BULLETS: Final = "0123456789.)*-\u2022 "
-_QUOTED: Final = re.compile(r'"([^"\\\n]{6,})"(?!:)')  # and no key of JSON
+_QUOTED: Final = re.compile(  # no key of JSON, or in code
+    r"""\"([^"\\\n]{6,})"(?!:)|(?<=[(=,\[{ ])'([^'\\\n]{6,})'(?=[),\]}])"""
+)
+_PASSED: Final = re.compile(r"""\w\((?:\w+ ?= ?)?["']([^"'\\\n]{6,})["']""")  # to a function
+_FIELD: Final = re.compile(r"^\[\[ ## \w+ ## \]\]$", re.MULTILINE)  # DSPy's mark before a field
 
 
 class Said(NamedTuple):
@@ -75,32 +87,46 @@ def arguments_of(item: Item) -> Iterator[str]:
     yield from map(text_of, values_in(item[3]))
 
 
-def steps_in(text: str) -> tuple[list[str], list[str]]:
-    """The steps that a text may hand on, without numbers and dots: its long lines, and the long texts in quotation
-    marks, as in JSON. Then the entries of lists, and these texts, for which fewer bytes are enough."""
+def steps_in(text: str) -> list[tuple[str, str]]:
+    """The steps that a text may hand on, without numbers and dots, each with how it may come back.
+
+    As a whole "text" may its long lines, and the long texts in quotation marks, as in JSON; as an "entry" of another
+    list the entries of lists, and these texts, for which fewer bytes are enough. A few short lines that follow each
+    other are a list, too, unless they may be code or a letter. As a "line" of a longer text may what code passes on.
+    """
     lines = [line for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)) if line]
     quoted = list(_quoted_in(text))
     texts = (*(line.lstrip(_BULLETS) for line in lines), *quoted)
-    entries = (*(line.lstrip(_BULLETS) for line in lines if line[0] in _BULLETS), *quoted)
-    steps = [each for each in texts if utf8_bytes(each) >= _STEP_BYTES]
-    return steps, [each for each in entries if utf8_bytes(each) >= _ENTRY_BYTES]
+    is_list = 1 < len(lines) <= _MOST_LINES and not _NO_LIST.search(text)
+    entries = (*(line.lstrip(_BULLETS) for line in lines if is_list or line[0] in _BULLETS), *quoted)
+    code = _PASSED.findall(text)[:_MOST_STEPS] if _CODE in text else []
+    passed = [each for each in code if each.count(" ") > 1 or not each.isascii()]
+    ways = (("entry", entries, _ENTRY_BYTES), ("line", passed, _PASSED_BYTES))
+    parts = [(way, each.rstrip(_ENDS)) for way, found, least in ways for each in found if utf8_bytes(each) >= least]
+    return [*(("text", each) for each in texts if utf8_bytes(each) >= _STEP_BYTES), *parts]
 
 
-def quotes_in(text: str) -> Iterator[str]:
-    """What may be an entry of another list in the first lines of a text: alone or behind a label, not in a list."""
-    text = text[:_MOST_QUOTED]
+def quotes_in(text: str) -> Iterator[tuple[str, str]]:
+    """What may be an entry of another list in the first lines of a text: alone, behind a label, or at the end of the
+    only line, and not in a list. Each is an "entry", and a "line" as well if it is not the whole text, or in quotes."""
+    text = text[:_MOST_QUOTED].strip()
     for line in map(str.strip, islice(text.splitlines(), _MOST_STEPS)):
         if line and line[0] not in _BULLETS:
-            yield from (line, line.partition(": ")[2].lstrip(_BULLETS))
-    yield from _quoted_in(text)
+            words = line.split(" ", _MOST_WORDS) if line == text and len(text) <= _MOST_ENDED else []
+            ends = (" ".join(words[at:]) for at in range(1, len(words)))
+            for each in (line, _LABEL.split(line, 1)[-1].lstrip(_BULLETS), *ends):
+                yield from ((way, each.rstrip(_ENDS)) for way in ("entry", *(["line"] if each != text else [])))
+    yield from (("entry", each.rstrip(_ENDS)) for each in _quoted_in(text))
 
 
 def _quoted_in(text: str) -> Iterator[str]:
-    return (found[1] for found in islice(_QUOTED.finditer(text), _MOST_STEPS))
+    return (found[1] or found[2] for found in islice(_QUOTED.finditer(text), _MOST_STEPS))
 
 
 def values_in(text: str) -> list[str]:
-    """The texts in a JSON object; none if it is no object."""
+    """The texts in a JSON object, or in an answer that has DSPy's fields; none if it is neither."""
+    if _FIELD.match(text):
+        return [field for each in _FIELD.split(text, _MOST_ARGUMENTS) if (field := each.strip())]
     try:
         found = json.loads(text) if text.startswith("{") else None
     except (ValueError, RecursionError):

@@ -56,6 +56,12 @@ class Sample(NamedTuple):
             return self == other
         return 10 * self.shared_with(other) >= 9 * min(most, kept)
 
+    def is_like(self, other: Sample) -> bool:
+        """Whether two system prompts are mostly the same, such as with another time of day."""
+        if not self.length or not other.length:
+            return self.length == other.length
+        return 2 * self.shared_with(other) >= min(len(self.head), len(other.head))
+
     def shared_with(self, other: Sample) -> int:
         """How many bytes two samples begin and end with in common."""
         return common_prefix(self.head, other.head) + common_prefix(self.tail[::-1], other.tail[::-1])
@@ -100,12 +106,6 @@ class Question(NamedTuple):
         has_gone_on = self.next is not None and not self.next.is_part_of(text)
         return self.is_example or (has_gone_on and (is_asked(self.asked.tail, text) or answer not in text))
 
-    def has_system_like(self, other: Sample) -> bool:
-        """Whether another system prompt is mostly the same, such as one with another time of day."""
-        if not self.system.length or not other.length:
-            return self.system.length == other.length
-        return 2 * self.system.shared_with(other) >= min(len(self.system.head), len(other.head))
-
 
 @dataclass(slots=True, eq=False)
 class GivenAnswer:
@@ -115,12 +115,11 @@ class GivenAnswer:
     text: bytes  # its first bytes, folded
     owners: dict[ProgramId, Question | None] = field(default_factory=dict)  # with what they were asked, if it is kept
     is_crowded: bool = False  # more programs wrote it than are kept
-    keys: list[int] = field(default_factory=list)  # of pieces that no model was told, or that other models wrote, too
-    places: list[int] = field(default_factory=list)  # of these pieces in the text
+    places: dict[int, int] = field(default_factory=dict)  # in the text, by key, of pieces new to models or of several
 
     def size(self) -> int:
         """For how many answers it counts."""
-        return max(1, len(self.owners)) + len(self.keys) // _KEYS_A_SIZE
+        return max(1, len(self.owners)) + len(self.places) // _KEYS_A_SIZE
 
     def add(self, program_id: ProgramId, question: Question | None) -> None:
         """A program's model wrote it."""
@@ -132,11 +131,6 @@ class GivenAnswer:
     def is_only_of(self, program_id: ProgramId) -> bool:
         """Whether no other program's model wrote it."""
         return len(self.owners) == 1 and program_id in self.owners
-
-    def give_up(self, key: int) -> None:
-        """A later answer of its program has the same piece, as a draft that was mended has."""
-        at = self.keys.index(key)
-        del self.keys[at], self.places[at]
 
     def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
         """The programs that were given it as an answer to one of some questions, if that is no client's example.
@@ -151,7 +145,7 @@ class GivenAnswer:
         """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has: those
         whose keys were found to be of one answer only."""
         total, pieces, end, piece_end = 0, 0, 0, 0
-        for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
+        for key, place in sorted(self.places.items(), key=lambda each: each[1]):
             at = text.find(self.text[place : place + PIECE]) if key in found else -1
             if at < 0:
                 continue

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
-from weft.core.identity.conversations import arguments_of, is_answer, quotes_in, without_system
+from weft.core.identity.conversations import arguments_of, is_answer, quotes_in, values_in, without_system
 from weft.core.identity.given import (
     LONG_BYTES,
     SEPARATOR,
     SHORT_BYTES,
     Question,
+    Sample,
     folded_texts,
     is_asked,
     sample_of,
@@ -38,6 +39,8 @@ _MOST_SEARCHED: Final = 32 << 10  # characters of a request in which short answe
 _SEARCHED_BYTES: Final = 2 << 10  # folded, of a text in which these are looked for, which takes 1 ms for 256 programs
 _MARKS: Final = re.compile(rb"(?:[^a-z0-9\x80-\xff]|</[a-z0-9]+){0,32}")  # of punctuation, and ends of tags
 _TAG: Final = re.compile(rb"</([a-z0-9]+)")
+_FIELD: Final = b"[[##"  # folded, of DSPy's mark before a field
+_BEFORE_VALUES: Final = (b"]", b"[", b",")  # folded, of a field: its mark, or a place in a list
 _ENDS: Final = b".,:;!?"  # of an answer, that clients may leave out
 _WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
@@ -96,7 +99,7 @@ class Handed:
         if (task := next(filter(None, whole), None)) is not None:
             return task
         quotes = (each for text in texts[:_MOST_MESSAGES] for each in quotes_in(text))
-        entries = (self._get(scope, digest_of(start, "entry", each)) for each in quotes)
+        entries = (self._get(scope, digest_of(start, *each)) for each in quotes)
         found = {task.program_id: task for task in entries if task is not None}
         tasks = [task for task in found.values() if len(task.asked) >= SHORT_BYTES and task.asked not in told]
         return tasks[0] if len(found) == len(tasks) == 1 else None
@@ -111,10 +114,13 @@ class _Turn(NamedTuple):
 
     question: bytes  # what the program told its model first, without the system prompt
     told: bytes  # what it told its model last, without the system prompt
+    system: Sample  # of its system prompt
     answer: bytes = b""  # what its model said to that; b"": it has not answered, called a tool, or said too much
     earlier: tuple[tuple[bytes, bytes], ...] = ()  # what it was told and said before, if it was short; the latest first
     lines: tuple[bytes, ...] = ()  # the first ones of that which are neither short nor long
     words: tuple[bytes, ...] = ()  # in the names and the arguments of the tools that it called
+    fields: tuple[tuple[bytes, bytes], ...] = ()  # told and answered, of DSPy, behind what stands before a value
+    choices: frozenset[bytes] = frozenset()  # the answer, and the texts in its JSON, if they are short
 
 
 class Turns:
@@ -133,28 +139,39 @@ class Turns:
         self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
         self._givers: Recent[ProgramId] = Recent(_MOST_GIVERS)  # of short answers
 
-    def asked(self, scope: str, program_id: ProgramId, told: bytes) -> None:
-        """Note what a program tells its model that it had not told before, folded, without the system prompt."""
+    def asked(self, scope: str, program_id: ProgramId, told: bytes, system: Sample) -> None:
+        """Note what a program tells its model that it had not told before, folded, and its system prompt."""
         turns = self._of_scope.setdefault(scope, OrderedDict())
         known, told = turns.pop(program_id, None), _kept(told).lower()
         said = ((known.told, known.answer), *known.earlier)[:_MOST_EARLIER] if known else ()
         earlier = tuple(each for each in said if 0 < len(each[1]) < LONG_BYTES)
-        turns[program_id] = _Turn(known.question if known else told, told, earlier=earlier)
+        turns[program_id] = _Turn(known.question if known else told, told, system, earlier=earlier)
         if len(turns) > _MOST_TURNS:
             turns.popitem(last=False)
 
-    def answered(self, scope: str, program_id: ProgramId, answer: list[Item]) -> None:
-        """Note the answer to that."""
+    def answered(self, scope: str, program_id: ProgramId, answer: list[Item], prompt: list[Item]) -> None:
+        """Note the answer to that. `prompt` is all that the model was told."""
         turns = self._of_scope.get(scope, OrderedDict())
         turn = turns.get(program_id)
         if turn is not None:
             calls = [item for item in answer if item[0] == "call"]
             text = b"" if calls else _kept(folded_texts(answer).lower().strip(_ENDS))
-            words = tuple({word for call in calls for word in _words_of(call)})
+            named = (each for call in calls for each in (call[2], *arguments_of(call)) if len(each) <= _CHOICE_BYTES)
+            words = tuple({folded(word).lower() for each in named for word in _WORD.findall(each)})
             lines = [line for line in _lines_of(answer) if len(line) < LONG_BYTES][:_MOST_LINES] if text else []
-            turns[program_id] = turn._replace(answer=text, words=words, lines=tuple(lines))
+            values = [value for item in answer if text for each in texts_of(item) for value in values_in(each)]
+            parts = [part.lower().strip(_ENDS) for part in map(folded, values)]
+            choices = frozenset(each for each in (text, *parts) if _SHORTEST_BYTES <= len(each) < LONG_BYTES)
+            middle = [each for each in parts if SHORT_BYTES <= len(each) < LONG_BYTES and text.startswith(_FIELD)]
+            told = folded_texts(prompt).lower() if middle else b""
+            new = (each for each in middle if each not in told)
+            fields = tuple((turn.told, mark + each) for each in islice(new, _MOST_LINES) for mark in _BEFORE_VALUES)
+            turns[program_id] = turn._replace(
+                answer=text, words=words, lines=tuple(lines), fields=fields, choices=choices
+            )
             exchange = [digest_of(turn.told + SEPARATOR + text)] if text and len(turn.told) >= SHORT_BYTES else []
-            for each in [*({text, *lines} if SHORT_BYTES <= len(text) < LONG_BYTES else lines), *exchange]:
+            whole = {text} if SHORT_BYTES <= len(text) < LONG_BYTES else ()
+            for each in {*whole, *lines, *(field for _told, field in fields), *exchange}:
                 known = self._givers.get(scope, each)
                 is_new = known is None and each not in turn.told and each not in turn.question
                 self._givers.put(scope, each, program_id if is_new or known == program_id else SEVERAL)
@@ -179,7 +196,7 @@ class Turns:
         lines = _lines_of([each for each in items[-_MOST_CANNED:] if is_answer(each) and each not in given])
         inside, likely = SEPARATOR.join(lines), sample_of(system)
         is_own = any(
-            len(folded_texts([item])) >= SHORT_BYTES or (had is not None and had.place and had.has_system_like(likely))
+            len(folded_texts([item])) >= SHORT_BYTES or (had is not None and had.place and had.system.is_like(likely))
             for item, owners in given.items()
             for had in (owners.values() if len(owners) == 1 else ())
         )
@@ -190,7 +207,7 @@ class Turns:
             return part in where and self._givers.get(scope, part) == program_id
 
         def is_said(program_id: ProgramId, turn: _Turn) -> bool:
-            pairs = ((turn.told, turn.answer), *(turn.earlier if is_short else ()))
+            pairs = ((turn.told, turn.answer), *turn.fields, *(turn.earlier if is_short else ()))
             said = [each for each in pairs if each[1] in text]
             had = [SEPARATOR.join(each) for each in said if is_told and 0 <= text.find(each[0]) < text.rfind(each[1])]
             if sum(self._givers.get(scope, digest_of(each)) == program_id for each in had) > 1:
@@ -206,11 +223,22 @@ class Turns:
             is_in = is_of(turn.answer, text, program_id) or any(is_of(line, inside, program_id) for line in parts)
             return is_in and any(line in turn.question for line in tasks)  # which takes long to look for
 
+        def is_chosen(turn: _Turn) -> bool:
+            """Whether an agent gets the last message of a turn, or parts of it, under a system prompt that has what the
+            model chose. If it has what models chose for others, too, it may be the same choice in other words."""
+            if len(text) < SHORT_BYTES or any(each not in turn.told for each in texts):
+                return False
+            others = (each for each in turns.values() if text == turn.told and each.system.is_like(turn.system))
+            said = {choice for each in (turn, *others) for choice in each.choices if choice in around}
+            return (text != turn.told or not turn.system.is_like(likely)) and said != set() and said <= turn.choices
+
         found = set()
-        for program_id, turn in self._of_scope.get(scope, OrderedDict()).items():
+        turns = self._of_scope.get(scope, OrderedDict())
+        for program_id, turn in turns.items():
             has_task = is_own and len(turn.question) >= SHORT_BYTES and texts[0] == turn.question
             is_judged = last is not None and turn.told != b"" and (texts[-2:-1], last) == ([turn.told], turn.answer)
-            if has_task or is_judged or is_said(program_id, turn) or (is_told and _goes_on(turn, texts, text, around)):
+            is_next = is_told and (_goes_on(turn, text, around) or (len(text) <= len(turn.told) and is_chosen(turn)))
+            if has_task or is_judged or is_next or is_said(program_id, turn):
                 had = [each.get(program_id) for each in given.values()]
                 if self._is_open(program_id) and not any(each is None or each.is_example for each in had):
                     found.add(program_id)
@@ -227,7 +255,7 @@ def _ends_with(text: bytes, told: bytes, answer: bytes) -> bool:
     return marks is not None and told in text[:at] and all(b"<" + tag in text[:at] for tag in _TAG.findall(marks[0]))
 
 
-def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> bool:
+def _goes_on(turn: _Turn, text: bytes, system: bytes) -> bool:
     """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
     task = turn.question + SEPARATOR
     if len(task) > SHORT_BYTES and text.startswith(task):
@@ -235,8 +263,7 @@ def _goes_on(turn: _Turn, texts: list[bytes], text: bytes, system: bytes) -> boo
         is_said = len(turn.answer) >= SHORT_BYTES // 2 and turn.answer in behind
         is_said = is_said or (turn.answer != b"" and behind.partition(SEPARATOR)[0].strip(_ENDS) == turn.answer)
         return is_said or any(word in behind or word in system for word in turn.words if word not in task)
-    is_template = SHORT_BYTES <= len(text) < len(turn.told) and all(each in turn.told for each in texts)
-    return is_template and _SHORTEST_BYTES <= len(turn.answer) <= _CHOICE_BYTES and turn.answer in system
+    return False
 
 
 def _lines_of(items: list[Item]) -> list[bytes]:
@@ -247,8 +274,3 @@ def _lines_of(items: list[Item]) -> list[bytes]:
 
 def _kept(text: bytes) -> bytes:
     return text if len(text) <= _TURN_BYTES else b""
-
-
-def _words_of(call: Item) -> Iterator[bytes]:
-    for text in (call[2], *(each for each in arguments_of(call) if len(each) <= _CHOICE_BYTES)):
-        yield from (folded(word).lower() for word in _WORD.findall(text))

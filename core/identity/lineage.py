@@ -131,7 +131,7 @@ class Lineage:
         self._given: Recent[dict[bytes, ProgramId]] = Recent(most_states)  # how the answers to a prompt begin
         self._calls: Recent[_Given] = Recent(most_states)  # of tools, by their ids
         self._written: Index[GivenAnswer] = Index()
-        self._answers = Recent(most_states, GivenAnswer.size, lambda each: self._written.drop(each.keys))
+        self._answers = Recent(most_states, GivenAnswer.size, lambda each: self._written.drop(each.places))
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
         self._handed = Handed(most_states, is_open)
@@ -182,7 +182,7 @@ class Lineage:
                 known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
-        self._turns.asked(scope, program_id, told.text)
+        self._turns.asked(scope, program_id, told.text, asked.system.sample)
         for name, value in ((b"correlation", evidence.correlation_id), (b"trace", evidence.trace_id)):
             if value is not None:
                 self._named.put(scope, digest_of(name, scope, value), program_id)
@@ -225,7 +225,7 @@ class Lineage:
                 continue  # the prompt is no state, or each request would continue itself
             reached(self._states, scope, prompt, items, program_id, peer=placed.peer)
             self._note_given(scope, prompt, items, program_id)
-            self._turns.answered(scope, program_id, items)
+            self._turns.answered(scope, program_id, items, placed.said.items)
             for item in items:
                 self._note_answer(scope, placed, item)
             if placed.prompt is not None and len(placed.prompt.answers) < _MOST_GIVEN:
@@ -334,7 +334,7 @@ class Lineage:
         is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
         agents = self._agents.get(asked.scope, digest_of(b"agents", program_id)) or [] if had.next is None else []
         is_agent = asked.system.text != b"" and any(each.is_nearly(asked.system.of_agent) for each, _kind in agents)
-        if not is_enough or (counts[program_id] < 2 and not is_agent and not had.has_system_like(asked.system.sample)):
+        if not is_enough or (counts[program_id] < 2 and not is_agent and not had.system.is_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
 
@@ -493,7 +493,7 @@ class Lineage:
             self._note_text(scope, placed, key, text, question)
             if question is not None and len(text) < _LONG_CHARACTERS:
                 self._note_text(scope, placed, digest_of(key + question.user.head, "exchange"), "", question)
-            self._hand(scope, placed, *steps_in(text))
+            self._hand(scope, placed, steps_in(text))
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
@@ -501,24 +501,22 @@ class Lineage:
         texts = [text for text in arguments_of(item) if utf8_bytes(text) >= SHORT_BYTES]
         for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
-        steps, entries = steps_in(item[3])
-        handed = self._hand(scope, placed, [*texts, *steps], [*texts, *entries], kind)
+        ways = [(way, text) for way in ("text", "entry") for text in texts]
+        handed = self._hand(scope, placed, [*ways, *steps_in(item[3])], kind)
         if CALL_ID.fullmatch(item[1]):
             digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
             self._calls.put(scope, digest, _Given(owner, handed))
 
-    def _hand(self, scope: str, placed: Placed, texts: list[str], entries: list[str], kind: str = "") -> list[Digest]:
-        """Note texts that may become an agent's task, unless the model has them from its prompt."""
-        whole = "\0".join(map("\0".join, placed.said.items)) if texts or entries else ""
-        told = {text for text in {*texts, *entries} if self._is_told(scope, text, whole)}
+    def _hand(self, scope: str, placed: Placed, ways: list[tuple[str, str]], kind: str = "") -> list[Digest]:
+        """Note texts that may become an agent's task, unless the model has them from its prompt: see `steps_in`."""
+        whole = "\0".join(map("\0".join, placed.said.items)) if ways else ""
+        told = {text for text in {text for _way, text in ways} if self._is_told(scope, text, whole)}
         asked = [*texts_of(next(_told_before(placed.said.items, len(placed.said.items)), ("other",)))][-1:]
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
-        task = HandedText(placed.identity.program_id, kind, line)
-        ways = [("text", each) for each in texts] + [("entry", each) for each in entries]
-        return self._handed.add(scope, placed.start, task, ways, told)
+        return self._handed.add(scope, placed.start, HandedText(placed.identity.program_id, kind, line), ways, told)
 
     def _is_told(self, scope: str, text: str, prompt: str) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
@@ -545,14 +543,13 @@ class Lineage:
                 other, is_known = self._written.get(piece), piece in self._written
                 if is_draft and other is not None and other is not answer and other.is_only_of(program_id):
                     size += other.size()
-                    other.give_up(piece)
+                    del other.places[piece]  # which the later answer has
                     size -= other.size()
                     self._written.drop((piece,))
                 elif other is not None and program_id in other.owners:
                     continue
-                if (is_known or not was_told) and piece not in answer.keys:
-                    answer.keys.append(piece)
-                    answer.places.append(place)
+                if (is_known or not was_told) and piece not in answer.places:
+                    answer.places[piece] = place
                     self._written.put((piece,), answer)
         self._answers.grow(scope, answer.size() - size)
 

@@ -930,6 +930,69 @@ def test_a_step_of_a_plan_may_stand_in_a_template(plan: str) -> None:
     assert server.call(prompted("Do it.", f"Now:\n{steps[1]}\nGo on."), "In May.") == first
 
 
+@pytest.mark.parametrize(
+    "prompt", ["Write one paragraph about: {}", "写一段\uff1a{}", "Write a joke about {}", "Topic: {}\nGo on.", "{}"]
+)
+def test_a_line_of_a_list_without_marks_may_stand_in_a_template(prompt: str) -> None:
+    """Short lines that follow each other are a list, and no letter or code. A line is found behind a label, or at the
+    end of the only line."""
+    one, two = "Of the boats that came to Rome again.", "Of the men who had built them all."
+    asked = prompted("Name some topics, one a line.", "Tell me about the boats of Rome, please.")
+    server = Server()
+    first = server.call(asked, f"{one}\n{two}")
+    assert [server.call(said(prompt.format(each)), each[7:12]) for each in (one, two)] == [first, first]
+    for other in (
+        f"Dear Ann,\n{one}\n{two}",
+        f"{one}\n\n{two}",
+        f"{one}\nsay(two)",
+        f"{one}\n{two * 5}",
+        f"{one}\nx = 1",
+    ):
+        server = Server()
+        first = server.call(asked, other)
+        assert server.call(said(prompt.format(one)), "b") != first, other
+    server = Server()
+    found = [server.call(prompted(str(number), f"What is it about? {number}"), f"{one}\n{two}") for number in (1, 2)]
+    assert server.call(said(prompt.format(one)), "b") not in found
+
+
+def test_what_an_agent_that_answers_in_code_passes_on_is_in_the_program() -> None:
+    """In several words, inside a template. Alone it may be another user's question. Other code has such words, too."""
+    asked = prompted("You answer in code.", "How many people live in the land of Ann?")
+    task = "You are the web agent.\nTask:\nPeople of Peru in 1990\nBe brief."
+    for argument in ("'People of Peru in 1990'", 'task="People of Peru in 1990"'):
+        server = Server()
+        first = server.call(asked, f"I ask.\n<code>\nprint(web({argument}))\n</code>")
+        assert server.call(prompted("s", "People of Peru in 1990"), "b") != first
+        assert server.call(prompted("You search.", task), "It was a lot.") == first
+    for answer in ("<code>\nweb('PeopleOfPeruIn1990')\n</code>", "Run web('People of Peru in 1990')."):
+        server = Server()
+        first = server.call(asked, answer)
+        assert server.call(prompted("You search.", task.replace(" of P", "OfP")), "b") != first
+        assert server.call(prompted("You search.", task), "b") != first
+
+
+def test_a_field_of_dspy_is_found_behind_the_mark_of_a_field() -> None:
+    """It may be too short to be found elsewhere, and then it is no evidence there. Nor is what the model was told."""
+    end = "Respond with the corresponding output fields, and then end with the marker for `[[ ## completed ## ]]`."
+    query, note = "ferries of Rome in May", "It leaves Ostia at nine."
+    answer = "[[ ## reasoning ## ]]\nI look.\n\n[[ ## {} ## ]]\n{}\n\n[[ ## completed ## ]]"
+
+    def asked(**fields: str) -> Messages:
+        texts = (f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items())
+        return prompted(" ".join(fields), "".join(texts) + end)
+
+    server = Server()
+    first = server.call(asked(question="When does it leave?", notes="[]"), answer.format("query", query))
+    assert server.call(prompted("s", f"Tell me of {query}, please."), "b") != first
+    assert server.call(asked(text=f"Of the {query}"), "b") != first
+    assert server.call(asked(context="Nine.", query=query), answer.format("note", note)) == first
+    assert server.call(asked(question="When does it leave?", notes=f'["{note}"]'), answer.format("query", "x")) == first
+    server = Server()
+    first = server.call(asked(question=f"What are the {query}?"), answer.format("query", query))
+    assert server.call(asked(query=query), "b") != first
+
+
 def test_a_sub_question_is_in_the_program_whatever_stands_behind_the_question() -> None:
     """The prompt may end with a mark, such as where to answer: what counts is the last line that says something. A text
     that another program's model wrote, too, is nobody's, also if that one had been told it."""
@@ -1209,6 +1272,30 @@ def test_a_speaker_that_is_chosen_by_a_word_is_in_the_program() -> None:
     first = server.call(prompted("You choose.", asked), "Writer.")
     assert server.call(prompted("You are a writer of news.", TEAM_TASK), "b") == first
     assert server.call(prompted("You are a writer of news.", f"{TEAM_TASK} Now!"), "b") != first
+
+
+@pytest.mark.parametrize("answer", ["Archive", "archive.", '{"next": "archive", "sure": true}'])
+def test_an_agent_that_a_router_chose_by_a_word_gets_the_question_again(answer: str) -> None:
+    """The word is in its system prompt. The question alone, or another agent's word, is no evidence."""
+    route = prompted("Who is to answer? Say archive or repairs, and nothing else.", TEAM_TASK)
+    server = Server()
+    first = server.call(route, answer)
+    assert server.call(prompted("You mend what is broken.", TEAM_TASK), "a") != first
+    assert server.call(prompted("You work in the archive of a town.", "Write about the ships of Oslo."), "a") != first
+    assert server.call(prompted("You work in the archive of a town.", TEAM_TASK), "a") == first
+
+
+def test_the_same_choice_in_other_words_is_another_program() -> None:
+    """Who compares two prompts asks the same questions under both. The second one has the other choices, too."""
+    server = Server()
+    found = [
+        server.call(prompted("Does this sound nice? Say pleasant or hostile.", text), answer)
+        for text, answer in ((TEAM_TASK, "pleasant"), ("Where are the ships of Rome?", "hostile"))
+    ]
+    assert server.call(prompted("Judge the tone: hostile, pleasant, unclear.", TEAM_TASK), "b") not in found
+    assert (
+        server.call(prompted("It is noon. Does this sound nice? Say pleasant or hostile.", TEAM_TASK), "c") not in found
+    )
 
 
 def test_a_task_alone_is_no_evidence() -> None:
