@@ -30,11 +30,16 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "balancers.md": {
         "": (*SIMULATED, "core/routing"),
         "On real engines": ("core/routing", "engine/replicas", "benchmarks/bench_balancer.py"),
+        "What a move costs": ("engine/replicas", "engine/kv_cache"),
     },
     "clients.md": {"": ("core/identity", "engine/serve", "tests/clients")},
     "coding-sessions.md": {"": SIMULATED, "On a real engine": LIVE},
     "fair-share.md": {"": SIMULATED, "Cost": ("engine/scheduler", "core/policies"), "On a real engine": LIVE},
-    "forecast.md": {"": ("core/prediction", "core/trace"), "Would `fair` gain from it?": SIMULATED},
+    "forecast.md": {
+        "": ("core/prediction", "core/trace"),
+        "Would `fair` gain from it?": SIMULATED,
+        "Would a KV cache gain from it?": (*SIMULATED, "core/prediction"),
+    },
     "kv-policies.md": {
         "": SIMULATED,
         "On real engines": LIVE,

@@ -30,7 +30,7 @@ class Reuse:
 
     A loop continues each context at once, except the last one. A tree search continues one branch of a round, and
     hardly ever one of an earlier round. SAGA's P_reuse (eq. 4) needs the chances of the successors in a graph of the
-    program. This chance can be counted without a graph.
+    program. This chance is counted without a graph, which gains nothing (docs/results/forecast.md).
     """
 
     def __init__(self) -> None:

@@ -84,8 +84,8 @@ class WaLru(KvPolicy):
 
     `idle_max` and `tokens_max` are the largest values of the contexts that are cached now, so they change with the
     clock, and all contexts are ranked at one instant. The overlap of eq. 5 is that of a chain: tokens divided by tokens
-    plus those that the next prompt adds. The chance of eq. 4 is counted by name, because the paper's graph of the
-    program is not known here. Blocks of nobody count as reused with a chance of one half, and as of no size.
+    plus those that the next prompt adds. The chance of eq. 4 is counted by name and age, because that of the program's
+    execution graph gains nothing. Blocks of nobody count as reused with a chance of one half, and as of no size.
 
     Args:
         recency: the weight a of the idle time, from 0 to 1.
