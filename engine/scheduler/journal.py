@@ -127,7 +127,7 @@ class JournaledScheduler(WeftScheduler):
         super().__init__(*args, **kwargs)
         self.plans: deque[SchedulerOutput] = deque()  # whose outputs are not there yet
         self._preempted: list[str] = []  # since the last step
-        self._journal = SchedulerJournal(Path(self._config.journal))
+        self._journal = self._open_journal()
         self._journal.write(["head", _head(self)] if _is_plain_engine(self) else _end_of("this engine"))
         self.set_clock(self._clock)
         if (shared := self._swap.shared if self._swap is not None else None) is not None:
@@ -138,6 +138,9 @@ class JournaledScheduler(WeftScheduler):
                 return Found(*found) if found is not None else None
 
             shared.find = noted  # type: ignore[method-assign]
+
+    def _open_journal(self) -> SchedulerJournal:
+        return SchedulerJournal(Path(self._config.journal))
 
     def set_clock(self, clock: Any) -> None:
         super().set_clock(lambda: self._journal.reading(clock()))

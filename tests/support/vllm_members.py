@@ -20,8 +20,8 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         read=("_all_token_ids _output_token_ids is_prefill_chunk num_in_flight_tokens num_output_placeholders"),
         written="num_computed_tokens",
         passed=(
-            "arrival_time block_hasher cache_salt lora_request pooling_params priority resumable sampling_params "
-            "session_id"
+            "arrival_time block_hasher cache_salt client_index lora_request pooling_params priority resumable "
+            "sampling_params session_id"
         ),
     ),
     "vllm.v1.core.kv_cache_utils": Uses(
