@@ -193,12 +193,7 @@ def in_time(rounds: Sequence[Round], load: str, baseline: str) -> dict[str, InTi
 
 
 def _groups(program: Outcome) -> list[str]:
-    groups = [ALL]
-    if program.kind:
-        groups.append(program.kind)
-    if program.tenant:
-        groups.append(f"tenant {program.tenant}")
-    return groups
+    return [ALL, *filter(None, (program.kind, program.tenant and f"tenant {program.tenant}"))]
 
 
 def _order(group: tuple[str, object]) -> tuple[bool, bool, str]:
