@@ -56,9 +56,14 @@ def text(rng: random.Random, characters: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(characters // 7))
 
 
-def turn_ms(rng: random.Random, *, has_tools: bool = False, is_json: bool = False) -> float:
-    """The CPU milliseconds of a turn at the end of a conversation, half of whose messages are answers."""
-    lineage, messages = Lineage(), [{"role": "system", "content": text(rng, 500)}]
+def turn_ms(rng: random.Random, *, has_tools: bool = False, is_json: bool = False, has_clock: bool = False) -> float:
+    """The CPU milliseconds of a turn at the end of a conversation, half of whose messages are answers.
+
+    Args:
+        has_clock: Whether the system prompt changes with each call.
+    """
+    lineage, system = Lineage(), text(rng, 500)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
     each = CHARACTERS // TURNS // 2
     spent_ms, call_id = [], ""
     for turn in range(TURNS):
@@ -73,6 +78,8 @@ def turn_ms(rng: random.Random, *, has_tools: bool = False, is_json: bool = Fals
             call = {"name": "search", "arguments": json.dumps({"words": text(rng, each)})}
             answer = {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": call}]}
         messages.append(asked)
+        if has_clock:
+            messages[0] = {"role": "system", "content": f"{system} It is {turn}."}
         body = json.loads(json.dumps({"messages": messages}))
         begin_s = time.thread_time()
         placed = lineage.place(Evidence(), body, "-", ":1")
@@ -236,6 +243,8 @@ def main(
         "texts alone": {},
         "with tool calls": {"has_tools": True},
         "answers of JSON": {"is_json": True},
+        "another system prompt each time": {"has_clock": True},
+        "answers of JSON, another system prompt each time": {"is_json": True, "has_clock": True},
     }
     for name, options in turns.items():
         found = [turn_ms(random.Random(seed), **options) for seed in range(ROUNDS)]

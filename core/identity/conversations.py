@@ -147,8 +147,9 @@ def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
             if CALL_ID.fullmatch(item[1]):
                 yield place, item[1]
         elif item[0] == "message" and left > 0 and unread > 0:
-            texts = [text for text in item[4::2] if any(mark in text for mark in _ID_MARKS)]
-            unread -= sum(map(len, item[4::2]))
-            found = [each for text in texts for each in _ID_IN_TEXT.findall(text)][-left:]
-            left -= len(found)
-            yield from ((place, each) for each in reversed(found))
+            text = "\0".join(item[4::2])
+            unread -= len(text)
+            if ("_" in text or "-tool-" in text) and any(mark in text for mark in _ID_MARKS):
+                found = _ID_IN_TEXT.findall(text)[-left:]
+                left -= len(found)
+                yield from ((place, each) for each in reversed(found))

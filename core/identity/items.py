@@ -49,9 +49,14 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
     return [items_of_message({"role": "assistant", "content": body["content"]})] if "content" in body else []
 
 
-def chain(start: Digest, items: Iterable[Item]) -> list[Digest]:
-    """A digest for each beginning of a conversation, the shortest one first."""
-    return list(accumulate(items, lambda digest, item: digest_of(digest, *in_order(item)), initial=start))[1:]
+def chain(start: Digest, digests: Iterable[Digest]) -> list[Digest]:
+    """A digest for each beginning of a conversation with items of these digests, the shortest one first."""
+    return list(accumulate(digests, lambda before, digest: digest_of(before + digest), initial=start))[1:]
+
+
+def item_keys(items: Iterable[Item]) -> list[Digest]:
+    """A digest of each item."""
+    return [digest_of(b"", *in_order(item)) for item in items]
 
 
 def in_order(item: Item) -> Item:

@@ -314,7 +314,8 @@ class Lineage:
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
             counts.update(alive.keys() & owners.keys())
-            bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
+            if not is_latest:
+                bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
         if is_latest and alive is not None and len(alive) > 1:  # of twins, one that has not gone on from there waits
             place = sum(at < first for at in said.answers)
             waiting = (each for each in alive if latest[each].next is None and latest[each].place == place)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.core.identity.conversations import Said, said_in
-from weft.core.identity.items import MOST_ITEMS, SILENCE, Digest, Item, chain, digest_of, items_before, items_of_message
+from weft.core.identity.items import MOST_ITEMS, SILENCE, Digest, Item, chain, item_keys, items_before, items_of_message
 from weft.core.identity.recent import Recent
 
 _MOST_KIB: Final = 32 << 10  # of requests that are kept
 _MOST_SIZE: Final = 1 << 20  # of a conversation that is kept
 _MOST_TWINS: Final = 4  # conversations with the same first words
-_SYSTEM: Final = ("system", "developer")
 
 
 @dataclass(slots=True)
@@ -23,12 +22,10 @@ class _Reading:
     before: list[Item]
     messages: list[Any]  # as they came
     items: list[list[Item]]  # of each message
+    own: list[list[Digest]]  # of these items
     digests: list[Digest]  # of the beginnings of the conversation
     characters: int
     size: int  # its characters, or if it has more that lineage does not read, the bytes of the request
-
-    def kib(self) -> int:
-        return 1 + self.size // 1024
 
 
 class Readings:
@@ -50,15 +47,14 @@ class Readings:
         messages = list(messages) if isinstance(messages, list) else []
         key = _key_of(start, messages)
         known = self._read.get(scope, key) or []
-        reading, same = None, 0
-        for each in known:
-            count = _same(each.messages, messages)
-            if reading is None or count > same:
-                reading, same = each, count
-        items = reading.items[:same] if reading is not None else []
-        is_same_system = reading is not None and same > 0 and reading.messages[0] == messages[0]
+        nothing = _Reading([], [], [], [], [], 0, 0)
+        found = ((_same(each.messages, messages), each) for each in known)
+        same, reading = max(found, key=lambda each: each[0], default=(0, nothing))
+        items, own = reading.items[:same], reading.own[:same]
+        is_same_system = same > 0 and reading.messages[0] == messages[0]
         if same and not is_same_system:
             items[0] = items_of_message(messages[0])
+            own[0] = item_keys(items[0])
         count = len(before) + sum(map(len, items))
         for message in messages[same:]:
             items.append(items_of_message(message) if isinstance(message, Mapping) else [])
@@ -66,35 +62,34 @@ class Readings:
             if count > MOST_ITEMS:
                 return said_in([], [], start)
         if items[-1:] == [[SILENCE]]:  # the place of the answer
-            del items[-1], messages[-1]
+            del items[-1], messages[-1], own[len(items) :]
+        own += map(item_keys, items[len(own) :])
         flat = [*before, *(item for each in items for item in each)]
-        reused = 0
-        if reading is not None and reading.before == before and is_same_system:
-            reused = len(before) + sum(map(len, items[:same]))
-        digests = reading.digests[:reused] if reading is not None else []
-        digests += chain(digests[-1] if digests else start, flat[reused:])
+        reused = len(before) + sum(map(len, items[:same])) if is_same_system and reading.before == before else 0
+        digests = reading.digests[:reused]
+        keys = [key for each in own[same if reused else 0 :] for key in each]
+        digests += chain(digests[-1] if digests else start, keys if reused else [*item_keys(before), *keys])
         new = sum(len(text) for each in items[same:] for item in each for text in item)
-        had = reading.characters if reading is not None and same == len(reading.messages) else 0
+        had = reading.characters if same == len(reading.messages) else 0
         had = had or sum(len(text) for each in items[:same] for item in each for text in item)
         size = max(had + new, body_bytes)
         if messages and size <= _MOST_SIZE:
-            is_longer = reading is not None and same >= len(reading.messages) - 1
-            others = [each for each in known if each is not reading] if is_longer else known
-            readings = [_Reading(before, messages, items, digests, had + new, size), *others][:_MOST_TWINS]
+            others = [each for each in known if each is not reading or same < len(reading.messages) - 1]
+            readings = [_Reading(before, messages, items, own, digests, had + new, size), *others][:_MOST_TWINS]
             self._read.put(scope, key, readings)
             self._read.grow(scope, _kib(readings) - (_kib(known) or 1))
         return said_in(flat, digests, start)
 
 
 def _kib(readings: list[_Reading]) -> int:
-    return sum(each.kib() for each in readings)
+    return sum(1 + each.size // 1024 for each in readings)
 
 
 def _key_of(start: Digest, messages: Sequence[Any]) -> Digest:
     """Return the key of a conversation: the digest of its first message that is not the system's."""
     for message in messages:
         if isinstance(message, Mapping) and not _is_system(message):
-            return digest_of(start, *(text for item in items_of_message(message) for text in item))
+            return [start, *chain(start, item_keys(items_of_message(message)))][-1]
     return start
 
 
@@ -112,4 +107,4 @@ def _same(one: list[Any], other: list[Any]) -> int:
 
 
 def _is_system(message: Any) -> bool:
-    return isinstance(message, Mapping) and message.get("role") in _SYSTEM
+    return isinstance(message, Mapping) and message.get("role") in ("system", "developer")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from weft.core.identity.conversations import Said
-from weft.core.identity.items import Digest, Item, chain
+from weft.core.identity.items import Digest, Item, chain, item_keys
 from weft.core.identity.recent import Recent
 from weft.core.ids import ProgramId
 
@@ -44,7 +44,7 @@ def reached(
     states: Recent[State], scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId, *, peer: str
 ) -> None:
     """Note that a program has reached the state after a prompt and its answer."""
-    *_, digest = chain(prompt, answer)
+    *_, digest = chain(prompt, item_keys(answer))
     state = states.get(scope, digest)
     if state is None:
         state = State()
