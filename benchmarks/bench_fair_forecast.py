@@ -23,9 +23,9 @@ from arrival_rates import ALONE_PER_S, arriving
 from common import machine
 from rich.console import Console
 from rich.table import Table
-from sim_measures import attainment, fairness
+from sim_measures import attainment, begin_in, fairness
 
-from weft.core.ids import CallId, ThreadId
+from weft.core.ids import CallId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.fair_shares.fair import Fair, FairParameters
 from weft.core.policies.fair_shares.needs import LearnedRemaining
@@ -33,7 +33,6 @@ from weft.core.policies.policy import PolicyEvent, register, registration
 from weft.core.policies.view import Call, ProgramEnded, ProgramView
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost
-from weft.core.process_rows import CallIdentity
 from weft.core.sim import SimSettings, capacity, simulate
 from weft.core.sim.sim_programs import SimCall
 from weft.core.trace.workloads import generate, poisson
@@ -94,12 +93,7 @@ class FairGraph(_FairWith):
 
     def arrive(self, call: Call, now_s: float) -> None:
         if call not in self.queue.entered:
-            found = cast("SimCall", call)
-            program_id = found.owner.view.program_id
-            parents = tuple(map(CallId, found.spec.parents))
-            identity = CallIdentity(program_id, ThreadId(program_id), CallId(found.spec.call_id), parents)
-            tools = [found.spec.tool] if found.spec.tool else []
-            self.graphs.arrive(found.owner.view.name, identity, tools=tools, now_s=now_s)
+            begin_in(self.graphs, cast("SimCall", call), now_s)
         super().arrive(call, now_s)
 
     def leave(self, call: Call) -> None:

@@ -25,13 +25,13 @@ from common import machine, spread
 from leaderboard_settings import Data
 from rich.console import Console
 from rich.table import Table
+from sim_measures import begin_in
 
-from weft.core.ids import CallId, ThreadId
+from weft.core.ids import CallId
 from weft.core.kv_cache.policies import Context, KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost
-from weft.core.process_rows import CallIdentity
 from weft.core.sim import SimSettings, simulate
 from weft.core.sim.kv_cache import policy_cache
 from weft.core.sim.kv_cache.cache import Segment
@@ -102,11 +102,7 @@ class Graph(Constant):
 
     def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
         """A call starts. It moves on from the nodes of its parents."""
-        program_id, spec = call.owner.view.program_id, call.spec
-        identity = CallIdentity(
-            program_id, ThreadId(program_id), CallId(spec.call_id), tuple(map(CallId, spec.parents))
-        )
-        self.graphs.arrive(call.owner.view.name, identity, tools=[spec.tool] if spec.tool else [], now_s=now_s)
+        begin_in(self.graphs, call, now_s)
         super().call_began(call, waited_s, now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:

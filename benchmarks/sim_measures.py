@@ -1,10 +1,14 @@
-"""What is measured of a simulation beside the times of its programs: deadlines that are met, and fairness."""
+"""What is measured of a simulation beside the times of its programs: deadlines, fairness, and its execution graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from weft.core.ids import CallId, ThreadId
+from weft.core.prediction import ExecutionGraphs
+from weft.core.process_rows import CallIdentity
 from weft.core.sim import SimResult
+from weft.core.sim.sim_programs import SimCall
 
 
 def attainment(
@@ -35,3 +39,11 @@ def fairness(result: SimResult, alone: Mapping[str, float], tenants: Mapping[str
         speeds.setdefault(tenants[name], []).append(alone[name] / row.latency)
     means = [sum(values) / len(values) for values in speeds.values()]
     return sum(means) ** 2 / (len(means) * sum(mean * mean for mean in means))
+
+
+def begin_in(graphs: ExecutionGraphs, call: SimCall, now_s: float) -> None:
+    """Tell execution graphs that a simulated call begins. Its program counts as one thread."""
+    program_id, spec = call.owner.view.program_id, call.spec
+    parents = tuple(map(CallId, spec.parents))
+    identity = CallIdentity(program_id, ThreadId(program_id), CallId(spec.call_id), parents)
+    graphs.arrive(call.owner.view.name, identity, tools=[spec.tool] if spec.tool else [], now_s=now_s)
