@@ -47,9 +47,8 @@ class Readings:
         messages = list(messages) if isinstance(messages, list) else []
         key = _key_of(start, messages)
         known = self._read.get(scope, key) or []
-        nothing = _Reading([], [], [], [], [], 0, 0)
         found = ((_same(each.messages, messages), each) for each in known)
-        same, reading = max(found, key=lambda each: each[0], default=(0, nothing))
+        same, reading = max(found, key=lambda each: each[0], default=(0, _Reading([], [], [], [], [], 0, 0)))
         items, own = reading.items[:same], reading.own[:same]
         is_same_system = same > 0 and reading.messages[0] == messages[0]
         if same and not is_same_system:

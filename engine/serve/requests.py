@@ -86,7 +86,7 @@ class ServedRequests:
         limit = key.max_calls
         if limit is None:
             return
-        admission = self._of_keys.setdefault(key.scope, Admission(lambda: limit))
+        admission = self._of_keys.get(key.scope) or self._of_keys.setdefault(key.scope, Admission(lambda: limit))
         try:
             admission.enter(self._clock())
         except OverloadedError as error:
