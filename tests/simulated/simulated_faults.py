@@ -289,7 +289,8 @@ class Faults:
 
     def _kill_taken(self, rng: random.Random) -> Any:
         engine: Any = self._life.engine
-        known = sum(event.kind == "taken" for event in self._life.history.events)
+        events = self._life.history.events
+        looked_at = len(events)
 
         def remove(_: random.Random) -> None:
             engine_id = rng.choice(self._life.health()).engine_id
@@ -297,7 +298,9 @@ class Faults:
             self._operate_on(engine._loop._loop, lambda: group.supervisor.remove(engine_id, None))
 
         def kill() -> bool:
-            if sum(event.kind == "taken" for event in self._life.history.events) == known:
+            nonlocal looked_at
+            new, looked_at = events[looked_at:], len(events)
+            if all(event.kind != "taken" for event in new):
                 return False
             does = rng.choice([self._kill, self._crash, remove, remove])
             self._life.world.call_later(rng.randrange(4) * TICK_S, lambda: does(rng))

@@ -353,8 +353,8 @@ class World:
     def _next(self) -> asyncio.Handle:
         """Take what happens next: the seed chooses."""
         while True:
-            awake = [loop for loop in self.loops if loop.sleeps_until_s <= self.now_s]
-            ready = [loop for loop in awake if loop.callbacks or loop.steps]
+            can_go_on = [loop for loop in self.loops if loop.callbacks or loop.steps]
+            ready = [loop for loop in can_go_on if loop.sleeps_until_s <= self.now_s]
             if self._timers and (not (ready or self._due) or (self.busy and self.rng.random() < self.busy)):
                 self.now_s = max(self.now_s, self._timers[0][0])
             # Timers of one moment run in any order, and all that are due after a jump in theirs.
