@@ -57,12 +57,15 @@ class Router:
         self._on_death = on_death
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, for_chat: bool = True, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`, on any replica.
 
         A call whose replica dies before any part of its answer was delivered begins again on another replica. A call
         that its replica has given back, because it had not begun there, runs on the replica that takes it.
+
+        Args:
+            for_chat: Whether vLLM's serving layer calls this for `ChatEndpoint`, which takes the error from `failures`.
 
         Raises:
             ReplicaLostError: A part was delivered, or the call has been tried `ReplicaLostError.MOST_ATTEMPTS` times.
@@ -112,7 +115,8 @@ class Router:
                 finally:
                     self._queue.leave(engine_id)
         except WeftError as error:
-            self.failures[call_id] = error
+            if for_chat:
+                self.failures[call_id] = error
             raise
 
     async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId, to: Replica) -> None:

@@ -104,17 +104,14 @@ class ServedCalls:
             params = copy.copy(sampling_params)
             others = {name: value for name, value in arguments.items() if name not in _OURS}
             params.extra_args = {**others, **encode_call(header)}
-            kwargs["session_id"] = program.session_id
+            kwargs |= {"session_id": program.session_id, "for_chat": False}
             opened = CallStream(call, self._llm.generate(prompt, params, request_id, **kwargs), _taker(call))
             running = self._engine.call_path.stream(lambda: opened, lambda: self.is_stopping)
-            try:
-                async with aclosing(running) as outputs:
-                    async for output in outputs:
-                        if output.finished:
-                            program.reports.end_call(call_ids.call_id, call_ids)
-                        yield output
-            finally:
-                self._llm.failures.pop(call_ids.call_id, None)  # it was raised here
+            async with aclosing(running) as outputs:
+                async for output in outputs:
+                    if output.finished:
+                        program.reports.end_call(call_ids.call_id, call_ids)
+                    yield output
 
     @contextmanager
     def _entered(self, request: ServedRequest) -> Iterator[tuple[Program, bool]]:

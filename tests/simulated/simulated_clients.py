@@ -109,6 +109,7 @@ class Client:
         tokens = body["max_tokens"]
         note("invoke", program.program_id, identity.call_id, tokens)
         self.life.world.note(f"{name} asks for {tokens} tokens")
+        stopped_s = self.life.world.stopped_s
         answer = Answer(partial(note, "token", program.program_id, identity.call_id), text)
         is_whole = False
         outcome: Any = "finished" if "stop" not in body else "broken off"
@@ -122,7 +123,8 @@ class Client:
                         answer.take(chunk)
                         if rng.random() < 0.01:
                             outcome = "broken off"
-                            if "stop" not in body and answer.count + 20 < tokens:
+                            is_early = answer.count + 20 < tokens and stopped_s == self.life.world.stopped_s
+                            if "stop" not in body and is_early:
                                 self.life.left_early.append(name)
                             break
                     else:

@@ -171,13 +171,14 @@ class World:
 
     Attributes:
         now_s: Seconds since the start.
+        stopped_s: How many of these the host stood still, at least.
         turns: How many events have taken place.
         complaints: What loops reported that nobody handled.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
         self.rng = random.Random(f"order {seed}")
-        self.now_s = 0.0
+        self.now_s = self.stopped_s = 0.0
         self.turns = 0
         self.numbers = itertools.count(1)
         self.loops: list[SimulatedLoop] = []
@@ -229,6 +230,7 @@ class World:
 
     def put_to_sleep(self, seconds: float) -> None:
         """Stop all loops for a while, as when the host is stopped. What is outside of them goes on."""
+        self.stopped_s += seconds
         for loop in self.loops:
             loop.sleeps_until_s = self.now_s + seconds
         self.call_later(seconds, lambda: None)
@@ -236,6 +238,7 @@ class World:
     def jump(self, seconds: float) -> None:
         """Let a time pass in which nothing runs at all, as when the machine is suspended."""
         self.now_s += seconds
+        self.stopped_s += seconds
 
     # -- what has happened
 

@@ -131,13 +131,14 @@ class Harness:
             await self.supervisor.add()
         self.supervisor.watch()
 
-    async def call(self, call_id: str = "c") -> list[int]:
+    async def call(self, call_id: str = "c", *, for_chat: bool = True) -> list[int]:
         """Make one call and return its tokens."""
         from weft.engine.vllm_compat.names import SamplingParams
 
         params = SamplingParams(extra_args={"call_id": call_id, "program_id": "p"})
         tokens: list[int] = []
-        async for output in self.router.generate({"prompt_token_ids": [1]}, params, "r", session_id="s"):
+        running = self.router.generate({"prompt_token_ids": [1]}, params, "r", session_id="s", for_chat=for_chat)
+        async for output in running:
             tokens += output.outputs[0].token_ids
         return tokens
 

@@ -52,6 +52,14 @@ async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(harn
     assert [health.calls for health in harness.health()] == [0, 0]
 
 
+async def test_the_error_of_a_call_is_kept_only_where_somebody_takes_it(harness: Harness) -> None:
+    """A server gets the error itself. If its client has left by then, nobody would take what is kept."""
+    harness.made[0].dies_at = 1
+    with pytest.raises(ReplicaLostError):
+        await harness.call(for_chat=False)
+    assert harness.router.failures == {}
+
+
 async def test_a_call_waits_until_its_programs_kv_can_be_read_from_elsewhere(harness: Harness) -> None:
     """The replica that has it is told once, and asked until it is done."""
     harness.latest = B
