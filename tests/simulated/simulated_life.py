@@ -126,6 +126,12 @@ class Life:
             )
             return self.launcher
 
+        def new_log(name: str) -> Path:
+            """Not among the user's logs: a process keeps its own, and each start looks at all."""
+            log = self.trace_file.with_name(f"{name}.log")
+            log.touch()
+            return log
+
         loop_thread = partial(SimulatedLoopThread, world)
         listener = _Complaints(world)
         with ExitStack() as stack:
@@ -136,6 +142,7 @@ class Life:
                 "weft.engine.remote.engine.time": SimpleNamespace(monotonic=lambda: world.now_s),
                 "weft.engine.remote.connection.httpx2.AsyncHTTPTransport": lambda **_: Transport(self),
                 "weft.engine.multi.make_launcher": launcher,
+                "weft.engine.replicas.launcher.new_log": new_log,
                 "weft.engine.processes.loop_thread.threading": simulated_threading(world),
                 "weft.engine.kv_cache.shared.threading": simulated_threading(world),
                 "weft.core.trace.writer.threading": simulated_threading(world),
