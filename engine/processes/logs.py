@@ -18,7 +18,7 @@ import platformdirs
 from weft.core.errors import EngineStartError
 
 START_MARK: Final = "--- "  # begins the line that each start of a replica writes into its log
-_KEPT: Final = 20
+KEPT: Final = 20
 _LOGS: Final = "*-*-*-*.log"
 _OWN: Final = "weft-log-"  # begins the name of a temporary folder for one log
 _TAIL_BYTES: Final = 1 << 18
@@ -102,7 +102,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _remove_old(logs: Iterable[Path]) -> None:
-    for log in sorted(logs, key=lambda log: log.name)[:-_KEPT]:
+    for log in sorted(logs, key=lambda log: log.name)[:-KEPT]:
         if not _is_running(log.name.split("-")[2]):
             remove_log(log)
 

@@ -12,7 +12,7 @@ from weft.core.ids import EngineId
 from weft.core.log import get_logger
 from weft.core.routing.placement import Assignments, share_cores
 from weft.core.testing.script import Script
-from weft.engine.processes.logs import new_log, remove_log
+from weft.engine.processes.logs import KEPT, new_log, remove_log
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.kv_cache.shared import SharedFolder
@@ -50,7 +50,8 @@ class LocalLauncher:
         self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
         self._numbers = itertools.count()
-        self._logs: list[Path] = []
+        self._logs: dict[EngineId, Path] = {}
+        self._old_logs: list[Path] = []  # of replicas that are gone
         self._shared: SharedFolder | None = None  # the host memory of replicas that have some
 
     def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
@@ -72,10 +73,8 @@ class LocalLauncher:
     def _environment(self, engine_id: EngineId, arguments: AsyncEngineArgs) -> dict[str, str]:
         from weft.engine.vllm_compat.names import current_platform
 
-        environment = {}
         device = self._devices.acquire(engine_id)
-        if device is not None:
-            environment[_DEVICES_VARIABLE] = device
+        environment = {} if device is None else {_DEVICES_VARIABLE: device}
         if current_platform.is_cpu():
             ranks = share_cores(
                 self._cores.acquire(engine_id) or (), arguments.tensor_parallel_size * arguments.pipeline_parallel_size
@@ -98,22 +97,24 @@ class LocalLauncher:
             return {}
 
     def release(self, engine_id: EngineId) -> None:
-        """Free the cores, GPUs and host memory of a replica that will not be started again."""
+        """Free the cores, GPUs and host memory of a replica that is gone. The logs of the last 20 such ones stay."""
+        self._old_logs += [self._logs.pop(engine_id)] if engine_id in self._logs else []
+        if len(self._old_logs) > KEPT:
+            remove_log(self._old_logs.pop(0))
         if self._shared is not None:
             self._shared.remove(int(engine_id.rpartition("/")[2]))
         self._cores.release(engine_id)
         self._devices.release(engine_id)
 
     def _new_log(self, engine_id: EngineId) -> Path:
-        self._logs.append(new_log(engine_id.replace("/", "-")))
-        return self._logs[-1]
+        return self._logs.setdefault(engine_id, new_log(engine_id.replace("/", "-")))
 
     def close(self) -> None:
         """Give back the shared host memory, and remove the logs, unless they are to be kept."""
         if self._shared is not None:
             self._shared.close()
         if not self.keep_logs:
-            for log in self._logs:
+            for log in (*self._logs.values(), *self._old_logs):
                 remove_log(log)
 
 

@@ -106,8 +106,7 @@ class ServedCalls:
             params.extra_args = {**others, **encode_call(header)}
             kwargs |= {"session_id": program.session_id, "for_chat": False}
             opened = CallStream(call, self._llm.generate(prompt, params, request_id, **kwargs), _taker(call))
-            running = self._engine.call_path.stream(lambda: opened, lambda: self.is_stopping)
-            async with aclosing(running) as outputs:
+            async with aclosing(self._engine.call_path.stream(lambda: opened, lambda: self.is_stopping)) as outputs:
                 async for output in outputs:
                     if output.finished:
                         program.reports.end_call(call_ids.call_id, call_ids)

@@ -162,3 +162,14 @@ def test_the_logs_of_replicas_are_where_those_of_engines_are(has_died: bool, fol
     launcher.keep_logs = has_died
     launcher.close()
     assert [log.exists() for log in logs] == [has_died, has_died]
+
+
+def test_of_replicas_that_are_gone_the_last_20_logs_stay(folder: Path) -> None:
+    """An engine that runs for days adds and removes many. The logs of those that it has stay, however old they are."""
+    launcher = LocalLauncher(EngineId("engine-7"), (), (), lambda *_: None, hang_timeout_s=None)
+    logs = [launcher._new_log(EngineId(f"engine-7/{number}")) for number in range(25)]
+    for number in range(1, 25):
+        launcher.release(EngineId(f"engine-7/{number}"))
+    assert [log.exists() for log in logs] == [True, *[False] * 4, *[True] * 20]
+    launcher.close()
+    assert list(folder.iterdir()) == []
