@@ -47,6 +47,7 @@ class Said(NamedTuple):
     digests: list[Digest]
     answers: list[int]
     question: Digest  # of what is before those at the end
+    kept: dict[Item, Digest]  # what lineage keeps answers by, once it was asked for
 
     def answer_after(self, place: int) -> int | None:
         """The place of the first answer after a place."""
@@ -63,23 +64,28 @@ class Said(NamedTuple):
             yield begin, end
 
 
-def said_in(items: list[Item], digests: list[Digest], start: Digest) -> Said:
+def said_in(items: list[Item], digests: list[Digest], start: Digest, kept: dict[Item, Digest]) -> Said:
     """A conversation as digests, each of which begins with `start`."""
     answers = [place for place, item in enumerate(items) if is_answer(item)]
     end = len(items)
     while answers and answers[-1] == end - 1:
         end = answers.pop()
-    return Said(items, digests, answers, digests[end - 1] if end else start)
+    return Said(items, digests, answers, digests[end - 1] if end else start, kept)
 
 
 def is_answer(item: Item) -> bool:
     """Whether a model said an item: a text or a tool call."""
-    return item[0] == "call" or item[:2] == ("message", "assistant")
+    return item[0] == "call" or (item[0] == "message" and item[1] == "assistant")
+
+
+def is_input(item: Item) -> bool:
+    """Whether a model was told an item, and not as its system prompt."""
+    return item[0] != "call" and (item[0] != "message" or item[1] not in ("assistant", "system"))
 
 
 def without_system(items: list[Item]) -> list[Item]:
     """The items without those of the system prompt."""
-    return [item for item in items if item[:2] != ("message", "system")]
+    return [item for item in items if item[1] != "system" or item[0] != "message"]
 
 
 def arguments_of(item: Item) -> Iterator[str]:
@@ -141,13 +147,12 @@ def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
     Some clients write calls into texts, with their ids.
     """
     left, unread = _MOST_IDS, _MOST_CHARACTERS
-    for place in reversed(range(len(items))):
-        item = items[place]
+    for place, item in zip(range(len(items) - 1, -1, -1), reversed(items), strict=True):
         if item[0] in ("call", "result"):
             if CALL_ID.fullmatch(item[1]):
                 yield place, item[1]
         elif item[0] == "message" and left > 0 and unread > 0:
-            text = "\0".join(item[4::2])
+            text = item[4] if len(item) == 5 else "\0".join(item[4::2])
             unread -= len(text)
             if ("_" in text or "-tool-" in text) and any(mark in text for mark in _ID_MARKS):
                 found = _ID_IN_TEXT.findall(text)[-left:]

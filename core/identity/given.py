@@ -94,11 +94,12 @@ class Question(NamedTuple):
 
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
-        return any(
-            (self.call_id == call_id and self.asked.is_related_to(text))
-            or (not call_id and self.user.is_related_to(text))
-            for text, call_id in told
-        )
+        for text, call_id in told:
+            if self.call_id == call_id and self.asked.is_related_to(text):
+                return True
+            if not call_id and self.user.is_related_to(text):
+                return True
+        return False
 
     def is_example_in(self, text: bytes, answer: bytes) -> bool:
         """Whether a text has the end of it, or not all of its answer, and not what its program went on with, as where
@@ -133,11 +134,8 @@ class GivenAnswer:
         return len(self.owners) == 1 and program_id in self.owners
 
     def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
-        """The programs that were given it as an answer to one of some questions, if that is no client's example.
-
-        Args:
-            told: The folded texts before the answer, each with the id of the tool call whose result it is, or "".
-        """
+        """The programs that were given it as an answer to one of some questions, if that is no client's example: to
+        one of these folded texts before the answer, each with the id of the tool call whose result it is, or ""."""
         found = {each: known for each, known in self.owners.items() if known is not None and known.is_one_of(told)}
         return found if not any(each.is_example for each in found.values()) else {}
 

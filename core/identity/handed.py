@@ -88,11 +88,7 @@ class Handed:
         """What a request has of one program: a message of the user, or an entry of a list in it.
 
         An entry is no evidence beside the end of what its model was told, as in an example, or if that was too short
-        to tell.
-
-        Args:
-            items: What is new in the request.
-            told: All texts of these items, folded.
+        to tell. `items` are new in the request, and `told` has their texts, folded.
         """
         texts = [text for item in reversed(items) if item[:2] == ("message", "user") for text in texts_of(item)]
         whole = (self._get(scope, digest_of(start, "text", text)) for text in texts)
@@ -163,8 +159,8 @@ class Turns:
             parts = [part.lower().strip(_ENDS) for part in map(folded, values)]
             choices = frozenset(each for each in (text, *parts) if _SHORTEST_BYTES <= len(each) < LONG_BYTES)
             middle = [each for each in parts if SHORT_BYTES <= len(each) < LONG_BYTES and text.startswith(_FIELD)]
-            told = folded_texts(prompt).lower() if middle else b""
-            new = (each for each in middle if each not in told)
+            told = [folded(part).lower() for item in prompt for part in texts_of(item)] if middle else []
+            new = (each for each in middle if not any(each in part for part in told))
             fields = tuple((turn.told, mark + each) for each in islice(new, _MOST_LINES) for mark in _BEFORE_VALUES)
             turns[program_id] = turn._replace(
                 answer=text, words=words, lines=tuple(lines), fields=fields, choices=choices

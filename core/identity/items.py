@@ -8,11 +8,12 @@ of JSON white space, the order of keys, and how a number is written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate, islice
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ Digest = bytes
 
 SILENCE: Final[Item] = ("message", "assistant", "")  # an answer with nothing in it that counts
 MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
+_DIGEST_BYTES: Final = 16
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _ROLES: Final = {"developer": "system", "function": "tool"}
@@ -50,8 +52,11 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
 
 
 def chain(start: Digest, digests: Iterable[Digest]) -> list[Digest]:
-    """A digest for each beginning of a conversation with items of these digests, the shortest one first."""
-    return list(accumulate(digests, lambda before, digest: digest_of(before + digest), initial=start))[1:]
+    """A digest for each beginning of a conversation with items of these digests, the shortest one first. What stands
+    behind 16 bytes of the start, for a system prompt, stands behind each of them."""
+    first, behind = start[:_DIGEST_BYTES], start[_DIGEST_BYTES:]
+    linked = accumulate(digests, lambda before, own: blake2b(before + own, digest_size=16).digest(), initial=first)
+    return [each + behind for each in linked][1:]
 
 
 def item_keys(items: Iterable[Item]) -> list[Digest]:
@@ -68,7 +73,7 @@ def in_order(item: Item) -> Item:
 def digest_of(start: Digest, *parts: str) -> Digest:
     """A digest of 16 bytes. Each part counts with its length, so that no two lists of parts look alike."""
     text = "".join([f"{len(part)}:{part}" for part in parts])
-    return hashlib.blake2b(start + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(start + text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
 def items_of_message(message: Mapping[str, Any]) -> list[Item]:
@@ -130,6 +135,7 @@ def _call(call_id: object, name: object, arguments: object) -> Item:
     return ("call", str(call_id), str(name), _ordered(arguments if isinstance(arguments, str) else _json(arguments)))
 
 
+@lru_cache(8)  # each answer is asked for several times
 def _ordered(text: str) -> str:
     try:
         return _json(json.loads(text, parse_int=_number, parse_float=_number))

@@ -10,21 +10,23 @@ another one's programs.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, steps_in, without_system
+from weft.core.identity.conversations import Said, arguments_of, ids_in, is_answer, is_input, steps_in, without_system
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     KEPT_BYTES,
     LONG_BYTES,
     NEW_BYTES,
     PROMPT_BYTES,
+    SEARCHED,
     SHORT_BYTES,
     GivenAnswer,
     Prompt,
@@ -51,7 +53,7 @@ _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
 _CUT_MARKS: Final = ".,:;!?-\u2013\u2014\u2026".encode()  # behind an answer that a client has cut
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at, and items before each of them
-_MOST_CACHED: Final = 256 << 10  # characters of a system prompt
+_MOST_CACHED: Final = 256 << 10  # characters of a system prompt, or of an answer
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
 _LONG_CHARACTERS: Final = 80
 _LINE_BYTES: Final = 40  # folded, of the end of the last line of a prompt
@@ -64,10 +66,11 @@ class Placed(NamedTuple):
 
     identity: Identity  # with the program of the request
     peer: str = ""  # the connection that it came by
-    said: Said = Said([], [], [], b"")  # its messages; none if lineage did not look for its program
+    said: Said = Said([], [], [], b"", {})  # its messages; none if lineage did not look for its program
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
+    body_bytes: int = 0  # of its body
 
 
 class _Given(NamedTuple):
@@ -95,6 +98,12 @@ class _Asked(NamedTuple):
     scope: str
     peer: str
     system: _System
+    reached: tuple[int, State | None]  # see `longest`
+
+    def key_of(self, item: Item) -> Digest:
+        """What an answer in it is kept by. Python keeps its lock while it hashes a text, so long ones are not."""
+        kept = self.said.kept if len(item) <= 5 and len(item[-1]) <= _MOST_CACHED else {}
+        return kept.get(item) or kept.setdefault(item, _answer_key(self.start, item))
 
 
 class _Found(NamedTuple):
@@ -158,10 +167,11 @@ class Lineage:
         """
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
         said = self._readings.read(body, scope, start, evidence.body_bytes)
-        texts = tuple(text for item in said.items if item[:2] == ("message", "system") for text in texts_of(item))
-        asked = _Asked(
-            said, start, scope, peer, (_system_again if sum(map(len, texts)) <= _MOST_CACHED else _system_of)(texts)
+        texts = tuple(
+            text for item in said.items if item[1] == "system" and item[0] == "message" for text in texts_of(item)
         )
+        system = (_system_again if sum(map(len, texts)) <= _MOST_CACHED else _system_of)(texts)
+        asked = _Asked(said, start, scope, peer, system, longest(self._states, scope, said))
         found = self._known(evidence, asked)
         told = self._new(asked, said.items[found.known :])
         task = None
@@ -175,9 +185,9 @@ class Lineage:
         source, program_id = found.source, found.program_id
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
-        go_on(self._states, scope, said, program_id)
+        go_on(self._states, scope, said, asked.reached, program_id)
         for _begin, end in islice(said.latest_first(), 1):  # the program goes on from its latest answer
-            known = self._answers.get(scope, _answer_key(start, said.items[end - 1]))
+            known = self._answers.get(scope, asked.key_of(said.items[end - 1]))
             if known is not None and (had := known.owners.get(program_id)) is not None and had.next is None:
                 known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
@@ -193,7 +203,7 @@ class Lineage:
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
         fields = {name: getattr(evidence, name) for name in _DESCRIBED}
         fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
-        openings = (text for item in without_system(said.items) if not is_answer(item) for text in texts_of(item))
+        openings = (text for item in said.items if is_input(item) for text in texts_of(item))
         opening = digest_of(b"", first[:_GIVEN_BYTES]) if (first := next(openings, "")) else b""
         identity = Identity(source, program_id, agent=agent, opening=opening, **fields)
         question = None
@@ -203,7 +213,7 @@ class Lineage:
             before = self._before(asked, program_id, len(said.items))
             call_id = latest[1] if latest[0] == "result" else ""
             question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
-        return Placed(identity, peer, said, question, start, prompt)
+        return Placed(identity, peer, said, question, start, prompt, evidence.body_bytes)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
         """Note the answers to a request, before its client gets them.
@@ -253,7 +263,7 @@ class Lineage:
         ):
             if named is not None and (found := self._named.get(scope, digest_of(kind, scope, named))) is not None:
                 return _Found(source, found)
-        state_place, state = longest(self._states, scope, said)
+        state_place, state = asked.reached
         if state is not None:
             latest = self._peers.get(scope, digest_of(b"peer", scope, asked.peer))
             found = continued(state, said, state_place, owner_by_connection(state, asked.peer, latest))
@@ -296,8 +306,8 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         first, known, is_latest, latest = 0, 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            nearest = reversed(said.items[max(0, begin - _MOST_EXCHANGES) : begin])
-            questions = without_system(list(takewhile(lambda item: not is_answer(item), nearest)))
+            last = said.answers[at - 1] if (at := bisect_left(said.answers, begin)) else -1
+            questions = without_system(said.items[max(last + 1, begin - _MOST_EXCHANGES) : begin][::-1])
             owners = self._owners(asked, said.items[begin:end], questions)
             if not owners:  # nobody gave this answer, which says nothing
                 is_latest = is_latest and alive is not None
@@ -305,7 +315,7 @@ class Lineage:
             if alive is None:
                 alive, first, known, latest = {**owners}, begin, end, owners
             else:
-                before = _answer_key(asked.start, said.items[end - 1])
+                before = asked.key_of(said.items[end - 1])
                 alive = {
                     each: owners.get(each)
                     for each, had in alive.items()
@@ -313,7 +323,8 @@ class Lineage:
                 }
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
-            counts.update(alive.keys() & owners.keys())
+            for each in alive.keys() & owners.keys():
+                counts[each] += 1
             if not is_latest:
                 bytes_of.update(dict.fromkeys(alive, len(folded_texts([*questions[:1], *said.items[begin:end]]))))
         if is_latest and alive is not None and len(alive) > 1:  # of twins, one that has not gone on from there waits
@@ -328,7 +339,7 @@ class Lineage:
             is_new = lead is not None and had.lead is not None and lead != had.lead
             behind = _behind(said, known)
             is_same = had.next is None or any(map(had.next.is_related_to, (behind, behind.partition(b"\0")[0])))
-            answers = (_answer_key(asked.start, said.items[at]) for at in said.answers if at >= known)
+            answers = (asked.key_of(said.items[at]) for at in said.answers if at >= known)
             later = (self._answers.get(asked.scope, key) for key in answers)
             if is_new or not (is_same or any(each is not None and program_id in each.owners for each in later)):
                 return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
@@ -344,7 +355,7 @@ class Lineage:
         one. Those that several programs were given, and that nobody had as an example, may be the owner's after all."""
         before, lead = None, set()
         for item in (asked.said.items[at] for at in reversed(asked.said.answers[-_MOST_EXCHANGES:]) if at < end):
-            key = _answer_key(asked.start, item)
+            key = asked.key_of(item)
             known = self._answers.get(asked.scope, key)
             before = before or (key if known is not None else None)
             if known is not None and owner in known.owners:
@@ -366,7 +377,7 @@ class Lineage:
 
     def _given_to(self, asked: _Asked, item: Item, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question] | None:
         """The programs that were given a part of an answer to one of some questions; None: nobody is known."""
-        key = _answer_key(asked.start, item)
+        key = asked.key_of(item)
         known = self._answers.get(asked.scope, key)
         if known is None and item[0] == "call":
             known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
@@ -419,7 +430,7 @@ class Lineage:
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
-        said = {each: _answer_key(asked.start, each) for each in asked.said.items[-_MOST_RETURNED:] if is_answer(each)}
+        said = {each: asked.key_of(each) for each in asked.said.items[-_MOST_RETURNED:] if is_answer(each)}
         given = {item: had.owners for item, key in said.items() if (had := self._answers.get(asked.scope, key))}
         if found_by or not told.is_whole or (given and is_mixed):
             return next(iter(found_by)) if len(found_by) == 1 else None
@@ -453,9 +464,7 @@ class Lineage:
     def _examples(self, asked: _Asked, items: list[Item]) -> Values:
         """Exchanges of a request with answers that nobody gave: if a model gives one later, it is no evidence."""
         said = [
-            (at, _answer_key(asked.start, each))
-            for at, each in enumerate(items)
-            if at and each[:2] == ("message", "assistant")
+            (at, asked.key_of(each)) for at, each in enumerate(items) if at and each[:2] == ("message", "assistant")
         ]
         found = [_exchange(key, items[at - 1]) for at, key in said if self._answers.get(asked.scope, key) is None]
         return np.array(found[-_MOST_EXCHANGES:], np.uint32)
@@ -504,25 +513,29 @@ class Lineage:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
         ways = [(way, text) for way in ("text", "entry") for text in texts]
         handed = self._hand(scope, placed, [*ways, *steps_in(item[3])], kind)
-        if CALL_ID.fullmatch(item[1]):
-            digest = digest_of(start, "call id", item[1])
+        for _place, call_id in ids_in([item]):
+            digest = digest_of(start, "call id", call_id)
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
             self._calls.put(scope, digest, _Given(owner, handed))
 
     def _hand(self, scope: str, placed: Placed, ways: list[tuple[str, str]], kind: str = "") -> list[Digest]:
         """Note texts that may become an agent's task, unless the model has them from its prompt: see `steps_in`."""
-        whole = "\0".join(map("\0".join, placed.said.items)) if ways else ""
-        told = {text for text in {text for _way, text in ways} if self._is_told(scope, text, whole)}
+        prompt = list(chain.from_iterable(placed.said.items)) if ways else []
+        if placed.body_bytes <= SEARCHED:  # it is searched quicker as one text, but a copy holds up other threads
+            prompt = ["\0".join(prompt)]
+        told = {text for text in {text for _way, text in ways} if self._is_told(scope, text, prompt)}
         asked = [*texts_of(next(_told_before(placed.said.items, len(placed.said.items)), ("other",)))][-1:]
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
         return self._handed.add(scope, placed.start, HandedText(placed.identity.program_id, kind, line), ways, told)
 
-    def _is_told(self, scope: str, text: str, prompt: str) -> bool:
+    def _is_told(self, scope: str, text: str, prompt: list[str]) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
         values = pieces_of(folded(text)) if len(text) >= _LONG_CHARACTERS else None
-        return bool(self._told.has(scope, values).all()) if values is not None and len(values) else text in prompt
+        if values is not None and len(values):
+            return bool(self._told.has(scope, values).all())
+        return any(text in part for part in prompt)
 
     def _note_text(self, scope: str, placed: Placed, key: Digest, text: str, question: Question | None) -> None:
         program_id = placed.identity.program_id
@@ -605,7 +618,7 @@ def _without_exchanges(told: _Told) -> tuple[bytes, list[bytes]]:
     """A text without the answers that stand behind a question, and these questions, if they are long enough to tell."""
     left, questions = [], []
     for before, item in pairwise([("", ""), *told.items]):
-        question = b"" if is_answer(before) or before[:2] == ("message", "system") else folded_texts([before])
+        question = folded_texts([before]) if is_input(before) else b""
         if is_answer(item) and len(question) >= SHORT_BYTES:
             questions.append(question)
         else:
@@ -627,4 +640,4 @@ def _behind(said: Said, place: int) -> bytes:
 def _told_before(items: list[Item], place: int) -> Iterator[Item]:
     """What was told before a place, the latest first: neither answers nor system prompts."""
     before = map(items.__getitem__, reversed(range(place)))
-    return (item for item in before if not is_answer(item) and item[:2] != ("message", "system"))
+    return filter(is_input, before)

@@ -23,7 +23,9 @@ class _Reading:
     messages: list[Any]  # as they came
     items: list[list[Item]]  # of each message
     own: list[list[Digest]]  # of these items
-    digests: list[Digest]  # of the beginnings of the conversation
+    head: list[Digest]  # of the beginnings of the system prompt
+    rest: list[Digest]  # of those of what is behind it, which stay if it changes
+    kept: dict[Item, Digest]  # see `Said`
     characters: int
     size: int  # its characters, or if it has more that lineage does not read, the bytes of the request
 
@@ -48,7 +50,7 @@ class Readings:
         key = _key_of(start, messages)
         known = self._read.get(scope, key) or []
         found = ((_same(each.messages, messages), each) for each in known)
-        same, reading = max(found, key=lambda each: each[0], default=(0, _Reading([], [], [], [], [], 0, 0)))
+        same, reading = max(found, key=lambda each: each[0], default=(0, _Reading([], [], [], [], [], [], {}, 0, 0)))
         items, own = reading.items[:same], reading.own[:same]
         is_same_system = same > 0 and reading.messages[0] == messages[0]
         if same and not is_same_system:
@@ -59,25 +61,29 @@ class Readings:
             items.append(items_of_message(message) if isinstance(message, Mapping) else [])
             count += len(items[-1])
             if count > MOST_ITEMS:
-                return said_in([], [], start)
+                return said_in([], [], start, {})
         if items[-1:] == [[SILENCE]]:  # the place of the answer
             del items[-1], messages[-1], own[len(items) :]
         own += map(item_keys, items[len(own) :])
         flat = [*before, *(item for each in items for item in each)]
-        reused = len(before) + sum(map(len, items[:same])) if is_same_system and reading.before == before else 0
-        digests = reading.digests[:reused]
-        keys = [key for each in own[same if reused else 0 :] for key in each]
-        digests += chain(digests[-1] if digests else start, keys if reused else [*item_keys(before), *keys])
+        at = int(bool(messages) and _is_system(messages[0]))
+        head, rest = reading.head, reading.rest[: sum(map(len, items[at:same]))]
+        if not (is_same_system and reading.before == before):
+            head = chain(start, [*item_keys(before), *(key for each in own[:at] for key in each)])
+        rest += chain(rest[-1] if rest else start, [key for each in own[max(at, same) :] for key in each])
+        digests = [*(start + each for each in head), *(each + (head or [start])[-1] for each in rest)]
         new = sum(len(text) for each in items[same:] for item in each for text in item)
         had = reading.characters if same == len(reading.messages) else 0
         had = had or sum(len(text) for each in items[:same] for item in each for text in item)
+        kept = reading.kept if same == len(reading.messages) else {}
         size = max(had + new, body_bytes)
         if messages and size <= _MOST_SIZE:
             others = [each for each in known if each is not reading or same < len(reading.messages) - 1]
-            readings = [_Reading(before, messages, items, own, digests, had + new, size), *others][:_MOST_TWINS]
+            latest = _Reading(before, messages, items, own, head, rest, kept, had + new, size)
+            readings = [latest, *others][:_MOST_TWINS]
             self._read.put(scope, key, readings)
             self._read.grow(scope, _kib(readings) - (_kib(known) or 1))
-        return said_in(flat, digests, start)
+        return said_in(flat, digests, start, kept)
 
 
 def _kib(readings: list[_Reading]) -> int:

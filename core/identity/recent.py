@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from weft.core.identity.items import Digest
@@ -33,6 +33,10 @@ class Recent(Generic[V]):
 
     def __len__(self) -> int:
         return self._size
+
+    def known(self, scope: str) -> Collection[Digest]:
+        """The digests of a scope."""
+        return self._of_scope.get(scope, ())
 
     def get(self, scope: str, digest: Digest) -> V | None:
         """Return the value of a digest, which counts as used, or None if there is none or it was forgotten."""

@@ -1,7 +1,4 @@
-"""States: conversations after an answer, and which programs reached them and went on from them.
-
-The module docstring of `lineage.py` has the rule.
-"""
+"""States: conversations after an answer, and which programs reached them and went on from them."""
 
 from __future__ import annotations
 
@@ -33,11 +30,9 @@ class State:
 
 def longest(states: Recent[State], scope: str, said: Said) -> tuple[int, State | None]:
     """The longest beginning of a conversation that is a state, and its place."""
-    for place in reversed(range(len(said.digests))):
-        state = states.get(scope, said.digests[place])
-        if state is not None:
-            return place, state
-    return -1, None
+    known = states.known(scope)
+    place = next((each for each in reversed(range(len(said.digests))) if said.digests[each] in known), -1)
+    return place, states.get(scope, said.digests[place]) if place >= 0 else None
 
 
 def reached(
@@ -82,14 +77,14 @@ def continued(state: State, said: Said, place: int, by_connection: ProgramId | N
     return None if state.waiting else asked_by
 
 
-def go_on(states: Recent[State], scope: str, said: Said, program_id: ProgramId) -> None:
+def go_on(states: Recent[State], scope: str, said: Said, found: tuple[int, State | None], owner: ProgramId) -> None:
     """Note that a program goes on from the longest state that its conversation begins with."""
-    place, state = longest(states, scope, said)
+    place, state = found
     if state is None or said.answer_after(place) is not None:
         return
     size = state.size()
-    state.waiting.discard(program_id)
+    state.waiting.discard(owner)
     if said.question in state.prompts or len(state.prompts) < _MOST_OWNERS:
-        known = state.prompts.setdefault(said.question, program_id)
-        state.prompts[said.question] = program_id if known == program_id else SEVERAL
+        known = state.prompts.setdefault(said.question, owner)
+        state.prompts[said.question] = owner if known == owner else SEVERAL
     states.grow(scope, state.size() - size)

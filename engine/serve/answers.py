@@ -7,24 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weft.engine.host.in_flight import InFlight
-
 _ENDS: Final = b'"finish_reason":"'  # in a string the quotation marks would be escaped
 _EVENT: Final = b"data: {"
 _ERROR: Final = b'data: {"error"'
 _NAMED_ERROR: Final = b"event: error\ndata: "  # Anthropic's
-
-
-def report_of(call: InFlight, scope: str) -> dict[str, Any]:
-    """A call's ids as its client knows them, and its account: seconds and tokens."""
-    identity, prefix = call.identity, f"{scope}/"
-    return {
-        **call.report(),
-        "program_id": identity.program_id.removeprefix(prefix),
-        "thread_id": identity.thread_id.removeprefix(prefix),
-        "call_id": identity.call_id.removeprefix(prefix),
-        "parents": [parent.removeprefix(prefix) for parent in identity.parents],
-    }
 
 
 def add_report(answer: bytes, report: Mapping[str, Any]) -> bytes:

@@ -32,14 +32,7 @@ from weft.engine.http.http_errors import (
     typed_error,
 )
 from weft.engine.http.identity import without_scope
-from weft.engine.serve.answers import (
-    AnswerReader,
-    add_report,
-    add_report_to_events,
-    choices_that_end,
-    replace_error,
-    report_of,
-)
+from weft.engine.serve.answers import AnswerReader, add_report, add_report_to_events, choices_that_end, replace_error
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import ApiKey, key_of
 from weft.engine.serve.requests import ServedRequest
@@ -52,24 +45,11 @@ _ASKS: Final = re.compile(rb'"(?:finish|stop)_reason": ?"tool_(?:calls|use)"|"ty
 # A call of a tool that frameworks take an answer with, and that returns to no model: smolagents, pydantic-ai.
 _FINAL: Final = re.compile(rb'"(?:function": ?\{|(?:call_)?id": ?"[^"]{1,128}", ?)"name": ?"final_(?:answer|result)')
 _TOKENS: Final = "/inference/v1/generate"
-# These make one call at least.
-_ADMITTED: Final = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/chat/completions/batch",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/invocations",
-        _TOKENS,
-    }
-)
 _RESPONSES: Final = "/v1/responses"
 _REPORTING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their answers have the call's account
-_REASONS: Final = {
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: Refused.MAX_BODY_BYTES,
-    HTTPStatus.REQUEST_TIMEOUT: Refused.SLOW,
-}
+# These make one call at least.
+_ADMITTED: Final = _REPORTING | {"/v1/chat/completions/batch", _RESPONSES, "/v1/messages", "/invocations", _TOKENS}
+_REASONS: Final = {413: Refused.MAX_BODY_BYTES, 408: Refused.SLOW}  # by status
 _TIMEOUT: Final = b"weft-timeout-s"
 _DEADLINE: Final = b"weft-program-deadline-s"
 PROGRAM: Final = b"weft-program-id"
@@ -263,14 +243,12 @@ class _ServedExchange(Exchange):
             body = json.dumps(self._failure(request.failure)).encode()
         elif request is not None and request.call is not None and start["status"] == HTTPStatus.OK:
             body = add_report(body, self._report(request.call))
-        headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        own = {b"content-length": b""}
         if start["status"] >= HTTPStatus.BAD_REQUEST:
-            body = typed_error(self._path, start["status"], body)
-            headers = [
-                *(each for each in headers if each[0] != b"content-type"),
-                (b"content-type", b"application/json"),
-            ]
-        await super().send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+            body, own[b"content-type"] = typed_error(self._path, start["status"], body), b"application/json"
+        own[b"content-length"] = str(len(body)).encode()
+        headers = [each for each in start["headers"] if each[0] not in own]
+        await super().send({**start, "headers": [*headers, *own.items()]})
         await super().send({**message, "body": body})
 
     def _reported(self, events: bytes, request: ServedRequest) -> bytes:
@@ -285,7 +263,11 @@ class _ServedExchange(Exchange):
         return events
 
     def _report(self, call: InFlight) -> dict[str, Any]:
-        return report_of(call, self._id_scope)
+        """A call's ids as its client knows them, and its account: seconds and tokens."""
+        own = call.identity
+        ids = {"program_id": own.program_id, "thread_id": own.thread_id, "call_id": own.call_id}
+        known = {name: each.removeprefix(f"{self._id_scope}/") for name, each in ids.items()}
+        return {**call.report(), **known, "parents": [each.removeprefix(f"{self._id_scope}/") for each in own.parents]}
 
     def _failure(self, error: WeftError) -> dict[str, Any]:
         """The body of an error in the form of the path, with ids as the client knows them."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from weft.core.errors import KeyLimitError, OverloadedError, WeftError
 from weft.core.identity import Evidence, Identity
@@ -16,6 +17,7 @@ from weft.engine.host.in_flight import InFlight
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 
+R = TypeVar("R")
 PLACED_ELSEWHERE_BYTES: Final = 64 << 10  # of a body: a longer one may hold up streams while its program is looked for
 
 
@@ -99,8 +101,8 @@ class ServedRequests:
 
 
 class SharedLineage:
-    """`Lineage` on the server's event loop: one request uses it at a time, and the programs of large ones are looked
-    for on another thread, while streams go on.
+    """`Lineage` on the server's event loop: one request uses it at a time, and what is done for large ones is done on
+    another thread, while streams go on.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -112,14 +114,7 @@ class SharedLineage:
         await self._lock.acquire()
         while self._left:
             self._lineage.left(*self._left.pop(0))
-        if evidence.body_bytes <= PLACED_ELSEWHERE_BYTES:
-            try:
-                return self._lineage.place(evidence, body, scope, peer)
-            finally:
-                self._lock.release()
-        reading = asyncio.get_running_loop().run_in_executor(None, self._lineage.place, evidence, body, scope, peer)
-        reading.add_done_callback(lambda _reading: self._lock.release())
-        return await asyncio.shield(reading)  # a cancelled request lets nobody in before the thread ends
+        return await self._locked(evidence.body_bytes, partial(self._lineage.place, evidence, body, scope, peer))
 
     def left(self, placed: Placed, scope: str) -> None:
         """See `Lineage.left`. It is noted before the next request is placed, because another thread may have the
@@ -129,5 +124,17 @@ class SharedLineage:
     async def answered(
         self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None
     ) -> None:
-        async with self._lock:
-            self._lineage.answered(placed, answers, scope, response_id)
+        await self._lock.acquire()
+        work = partial(self._lineage.answered, placed, answers, scope, response_id)
+        await self._locked(placed.body_bytes, work)
+
+    async def _locked(self, body_bytes: int, work: Callable[[], R]) -> R:
+        """Do what the lock was taken for, on another thread if the request is large."""
+        if body_bytes <= PLACED_ELSEWHERE_BYTES:
+            try:
+                return work()
+            finally:
+                self._lock.release()
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+        working.add_done_callback(lambda _working: self._lock.release())
+        return await asyncio.shield(working)  # a cancelled request lets nobody in before the thread ends

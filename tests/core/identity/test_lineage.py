@@ -301,9 +301,9 @@ def test_a_reminder_of_the_system_is_no_part_of_an_exchange() -> None:
 TASK = "Find out how many people live in each city of the north, and write a table with the source of each figure."
 
 
-def delegate(server: Server, messages: Messages, task: str, call_id: str = "1") -> str:
+def delegate(server: Server, messages: Messages, task: str, call_id: str = "1", **evidence: Any) -> str:
     """A call that the model answers by a call of a tool with a task."""
-    placed = server.send(messages)
+    placed = server.send(messages, **evidence)
     function = {"name": "delegate", "arguments": json.dumps({"to": "researcher", "task": task})}
     answer = {"choices": [{"message": {"content": None, "tool_calls": [{"id": call_id, "function": function}]}}]}
     server.lineage.answered(placed, items_of_answer(answer), "-", None)
@@ -393,6 +393,23 @@ def test_a_short_task_is_in_the_program_until_its_call_returns() -> None:
     assert server.call(prompted("You search.", SHORT_TASK), "b") == first
     assert server.call([*prompted("You delegate.", "a"), *returned(CALL_ID)], "c") == first
     assert server.call(prompted("You search.", SHORT_TASK), "b") != first
+
+
+@pytest.mark.parametrize("body_bytes", [0, 1 << 20])
+def test_a_short_task_that_the_model_was_told_is_no_evidence(body_bytes: int) -> None:
+    """Whether the prompt is searched as one text, or as a large one is, part by part."""
+    server = Server()
+    told = [*prompted("You delegate.", f"Please: {SHORT_TASK}"), *said("a", "b")[::-1]]
+    first = delegate(server, told, SHORT_TASK, CALL_ID, body_bytes=body_bytes)
+    assert server.call(prompted("You search.", SHORT_TASK), "b") != first
+
+
+@pytest.mark.parametrize("body_bytes", [0, 1 << 20])
+def test_a_short_task_of_a_long_prompt_is_in_the_program(body_bytes: int) -> None:
+    """The model has made it up."""
+    server = Server()
+    first = delegate(server, prompted("You delegate.", "a"), SHORT_TASK, CALL_ID, body_bytes=body_bytes)
+    assert server.call(prompted("You search.", SHORT_TASK), "b") == first
 
 
 def test_a_short_task_of_two_programs_is_no_evidence() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from weft.core.errors import InvalidRequestError
 from weft.core.identity import Evidence
+from weft.core.identity.items import Item, items_of_answer
 from weft.core.identity.lineage import Lineage, Placed
 from weft.engine.http import bodies, check_ids
 from weft.engine.http.bodies import LARGE_BYTES, read_json
@@ -36,6 +37,7 @@ class Watched(Lineage):
     def __init__(self) -> None:
         super().__init__()
         self.threads: list[bool] = []  # of each request, whether it was the event loop's
+        self.noted: list[bool] = []  # the same of each answer
         self.goes_on = threading.Event()
         self.goes_on.set()
 
@@ -43,6 +45,10 @@ class Watched(Lineage):
         self.threads.append(threading.current_thread() is threading.main_thread())
         assert self.goes_on.wait(60), "the event loop stood"
         return super().place(evidence, body, scope, peer)
+
+    def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
+        self.noted.append(threading.current_thread() is threading.main_thread())
+        super().answered(placed, answers, scope, response_id)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -62,6 +68,21 @@ async def test_only_a_large_request_is_placed_on_another_thread() -> None:
     for body_bytes in (PLACED_ELSEWHERE_BYTES, PLACED_ELSEWHERE_BYTES + 1):
         await lineage.place(Evidence(body_bytes=body_bytes), conversation("a"), "-", "")
     assert watched.threads == [True, False]
+
+
+@in_a_loop
+async def test_only_the_answer_to_a_large_request_is_noted_on_another_thread() -> None:
+    """What it hands on is looked for in all that the model was told."""
+    watched = Watched()
+    lineage = SharedLineage(watched)
+    answer = items_of_answer({"choices": [{"message": {"content": "b"}}]})
+    programs = []
+    for body_bytes, texts in ((PLACED_ELSEWHERE_BYTES + 1, "a"), (PLACED_ELSEWHERE_BYTES, "abc")):
+        placed = await lineage.place(Evidence(body_bytes=body_bytes), conversation(*texts), "-", "")
+        await lineage.answered(placed, answer, "-", None)
+        programs.append(placed.identity.program_id)
+    assert watched.noted == [False, True]
+    assert programs[0] == programs[1]
 
 
 def placing(lineage: SharedLineage, text: str, *, is_large: bool) -> asyncio.Task[Placed]:
