@@ -310,7 +310,7 @@ def _prepared(messages: list[Message], habit: str, rng: random.Random, others: l
         return told
     if habit == "examples":
         system = [each for each in messages if each["role"] == "system"][:1]
-        examples = [each for other in others for each in _first_exchange(other)]
+        examples = [{**each} for other in others for each in _first_exchange(other)]
         return [*system, *examples, *messages[len(system) :]]
     if habit == "twins":
         ids: dict[str, str] = {}
@@ -353,8 +353,9 @@ def rounds(
         rng: Of this program.
         others: Whose first exchanges are examples, which no model gives to this program.
     """
-    given = [each for other in others for each in _first_exchange(other)] if habit == "examples" else []
-    messages = _prepared(messages, habit, rng, others)
+    # An agent whose first exchange is an example for others was given its answer all the same, and goes on from it.
+    own, messages = messages, _prepared(messages, habit, rng, others)
+    given = [each for each in messages if all(each is not known for known in own)] if habit == "examples" else []
 
     def other(answer: Message, text: str) -> Message:
         calls = [{**call, "id": _call_id(rng)} for call in answer.get("tool_calls") or ()]
