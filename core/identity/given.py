@@ -95,9 +95,8 @@ class Question(NamedTuple):
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
         for text, call_id in told:
-            if self.call_id == call_id and self.asked.is_related_to(text):
-                return True
-            if not call_id and self.user.is_related_to(text):
+            is_asked = self.call_id == call_id and self.asked.is_related_to(text)
+            if is_asked or (not call_id and self.user.is_related_to(text)):
                 return True
         return False
 

@@ -23,6 +23,7 @@ Digest = bytes
 SILENCE: Final[Item] = ("message", "assistant", "")  # an answer with nothing in it that counts
 MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
 _DIGEST_BYTES: Final = 16
+_MOST_CACHED: Final = 64 << 10  # characters
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _ROLES: Final = {"developer": "system", "function": "tool"}
@@ -135,8 +136,12 @@ def _call(call_id: object, name: object, arguments: object) -> Item:
     return ("call", str(call_id), str(name), _ordered(arguments if isinstance(arguments, str) else _json(arguments)))
 
 
-@lru_cache(8)  # each answer is asked for several times
 def _ordered(text: str) -> str:
+    return (_again if len(text) <= _MOST_CACHED else _again.__wrapped__)(text)
+
+
+@lru_cache(8)  # each answer is asked for several times
+def _again(text: str) -> str:
     try:
         return _json(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):

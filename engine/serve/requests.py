@@ -102,8 +102,7 @@ class ServedRequests:
 
 class SharedLineage:
     """`Lineage` on the server's event loop: one request uses it at a time, and what is done for large ones is done on
-    another thread, while streams go on.
-    """
+    another thread, while streams go on."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -125,8 +124,7 @@ class SharedLineage:
         self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None
     ) -> None:
         await self._lock.acquire()
-        work = partial(self._lineage.answered, placed, answers, scope, response_id)
-        await self._locked(placed.body_bytes, work)
+        await self._locked(placed.body_bytes, partial(self._lineage.answered, placed, answers, scope, response_id))
 
     async def _locked(self, body_bytes: int, work: Callable[[], R]) -> R:
         """Do what the lock was taken for, on another thread if the request is large."""
