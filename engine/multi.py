@@ -170,9 +170,8 @@ class AsyncMultiLLMEngine(FrontEnd):
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
             engine_args = {**self._options.engine_args, **wanted.engine_args, "served_model_name": name}
-            arguments = engine_arguments(
-                model, replace(self._options, engine_args=engine_args), most_gib=self._most_gib
-            )
+            options = replace(self._options, engine_args=engine_args)
+            arguments = engine_arguments(model, options, most_gib=self._most_gib)
         except Exception as error:
             raise start_error(name, error) from error
 
@@ -192,10 +191,8 @@ class AsyncMultiLLMEngine(FrontEnd):
             clock=self._options.clock,
         )
         started.append(group)
-        has_shares, on_assigned = registration(self.policy.name).kind.has_shares, weakly(self._in_flight.assign)
-        start = group.start(
-            wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned, has_shares=has_shares
-        )
+        shares, on_assigned = registration(self.policy.name).kind.has_shares, weakly(self._in_flight.assign)
+        start = group.start(wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned, has_shares=shares)
         self._wait(self._loop.submit(start))
         return group
 

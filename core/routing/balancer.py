@@ -51,6 +51,7 @@ class Loads:
 
     def __init__(self, capacity: int, limit: float = math.inf) -> None:
         self.capacity = capacity
+        self.moves_kv = False  # whether a program that goes to another engine finds its KV there, for a copy
         self._limit = limit
         self._keys: OrderedDict[EngineId, _Key] = OrderedDict()  # the engine that was chosen longest ago comes first
         self._sorted: list[_Key] = []
@@ -120,6 +121,7 @@ class Loads:
     def without(self, engine_ids: Collection[EngineId]) -> Loads:
         """A copy that lacks some engines."""
         loads = Loads(self.capacity, self._limit)
+        loads.moves_kv = self.moves_kv
         loads._sorted = [key for key in self._sorted if key[3] not in engine_ids]
         loads._keys = OrderedDict(item for item in self._keys.items() if item[0] not in engine_ids)
         return loads
@@ -168,10 +170,6 @@ class AssigningBalancer(Balancer):
 
     def end_program(self, program_id: ProgramId) -> None:
         self._assigned.pop(program_id, None)
-
-    def assigned(self, key: str) -> EngineId | None:
-        """Return the engine that a program (locality) or session (affinity) is assigned to, None if there is none."""
-        return self._assigned.get(key)
 
     def __len__(self) -> int:
         """The number of programs or sessions that are assigned."""

@@ -111,6 +111,8 @@ class _Simulation:
         self._balancer = settings.balancer.make()
         self._engine_ids = [EngineId(f"engine-{number}") for number in numbers]
         self._loads = Loads(settings.batch_size)
+        tiers = settings.evicts_by if settings.host_kv_tokens else None
+        self._loads.moves_kv = settings.moves_kv and tiers is not None and not tiers.follows_use
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
         for engine_id, number in self._number_of.items():
             self._loads.open(engine_id, number)

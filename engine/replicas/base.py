@@ -31,13 +31,14 @@ class Replica(ABC):
     Attributes:
         log: Where the replica's processes write, as shown to users; None while that is unknown.
         llm: The vLLM engine while it runs, otherwise None.
-        shares_memory: Whether the other replicas read its host memory.
+        shares_memory: Whether other replicas can have what is in its host memory.
+        moves_kv: Whether they read it where it is, so that a program that goes there finds its KV for a copy.
     """
 
     engine_id: EngineId
     log: str | None = None
     llm: ReplicaLLM | None = None
-    shares_memory = False
+    shares_memory = moves_kv = False
     _ending: asyncio.Future[None] | None = None
 
     @abstractmethod

@@ -112,7 +112,7 @@ class ReplicaGroup:
         first = await supervisor.begin(replicas)
         assert first.llm is not None  # noqa: S101  it has just started
         config = first.llm.vllm_config
-        states.loads.capacity = config.scheduler_config.max_num_seqs
+        states.loads.capacity, states.loads.moves_kv = config.scheduler_config.max_num_seqs, first.moves_kv
         self.llm = llm = RoutedLLM(config, self._queue, supervisor.replica, on_assigned, supervisor.note_death)
         self._parts.append(llm)
         watchers: list[Watcher] = []

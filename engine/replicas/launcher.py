@@ -76,10 +76,8 @@ class LocalLauncher:
         device = self._devices.acquire(engine_id)
         environment = {} if device is None else {_DEVICES_VARIABLE: device}
         if current_platform.is_cpu():
-            ranks = share_cores(
-                self._cores.acquire(engine_id) or (), arguments.tensor_parallel_size * arguments.pipeline_parallel_size
-            )
-            if ranks:
+            count = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+            if ranks := share_cores(self._cores.acquire(engine_id) or (), count):
                 environment[CORES_VARIABLE] = "|".join(",".join(map(str, cores)) for cores in ranks)
         return environment
 

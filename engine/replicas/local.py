@@ -72,7 +72,7 @@ class LocalReplica(Replica):
     ) -> None:
         self.engine_id = engine_id
         self.environment = dict(environment)
-        self.shares_memory = SHARED_KV in environment
+        self.shares_memory = self.moves_kv = SHARED_KV in environment
         self.log = str(log)
         self._log = log
         self.llm: AccountingLLM | None = None

@@ -54,7 +54,7 @@ def test_a_short_call_goes_to_the_least_used_engine_and_assigns_nothing() -> Non
     balancer = Locality()
     assert balancer.choose(arrival(tokens=SHORT), loads(a=1, b=0)) == B
     assert balancer.choose(arrival(tokens=SHORT), loads(a=0, b=1)) == A
-    assert balancer.assigned(ProgramId("p")) is None
+    assert len(balancer) == 0
 
 
 def test_a_long_call_goes_to_its_programs_engine_however_busy() -> None:
@@ -63,7 +63,7 @@ def test_a_long_call_goes_to_its_programs_engine_however_busy() -> None:
     assert balancer.choose(arrival(), loads(a=5, b=4)) == B
     assert balancer.choose(arrival(), loads(a=0, b=50)) == B
     assert balancer.choose(arrival("other"), loads(a=0, b=50)) == A
-    assert balancer.assigned(ProgramId("p")) == B
+    assert balancer.choose(arrival(), loads(a=0, b=50)) == B
 
 
 def test_a_short_call_of_an_assigned_program_still_goes_to_the_least_used() -> None:
@@ -127,7 +127,7 @@ def test_affinity_holds_a_session_until_its_engine_is_overloaded() -> None:
     assert balancer.choose(arrival(tokens=1), loads(a=3, b=4)) == A
     assert balancer.choose(arrival("other", tokens=1), loads(a=7, b=0)) == A
     assert balancer.choose(arrival(tokens=1), loads(a=8, b=7)) == B
-    assert balancer.assigned(SessionId("s")) == B
+    assert balancer.choose(arrival(tokens=1), loads(a=0, b=7)) == B
 
 
 def test_a_session_that_left_an_overloaded_engine_does_not_return() -> None:
@@ -176,6 +176,17 @@ def test_adaptive_locality_weighs_a_prompt_against_the_difference_in_load() -> N
         assert balancer.choose(arrival(tokens=tokens), offered) == expected
 
 
+def test_adaptive_locality_moves_any_prompt_whose_kv_comes_along_from_uneven_engines() -> None:
+    """From a difference of 1.5 calls for each that the least used engine has, and one more. Without the KV it stays."""
+    cases = [(loads(a=1, b=0), False), (loads(a=2, b=0), True), (loads(a=3, b=1), False), (loads(a=4, b=1), True)]
+    for offered, goes in cases:
+        for offered.moves_kv in (True, False):
+            for seen in (offered, offered.without(())):
+                balancer = AdaptiveLocality()
+                assert balancer.choose(arrival(), loads(a=0, b=1)) == A
+                assert balancer.choose(arrival(tokens=100_000), seen) == (B if goes and offered.moves_kv else A)
+
+
 def test_adaptive_locality_assigns_a_program_to_the_engine_that_took_its_call() -> None:
     """That engine has the whole prompt. A call that only found its engine full comes back."""
     balancer = AdaptiveLocality()
@@ -206,6 +217,7 @@ class Naive:
         self.last_choice: dict[EngineId, int] = {}
         self.assigned: dict[str, EngineId] = {}
         self.choices = 0
+        self.moves_kv = False
 
     def key(self, call: Arrival) -> str:
         return call.session_id if self.name == "affinity" else call.program_id
@@ -236,7 +248,8 @@ class Naive:
         if own is not None and own not in able:
             return least
         gap = self.calls[own] - self.calls[least] if own is not None else 0
-        if own is None or call.prompt_tokens * (1 + self.calls[least]) <= 1024 * gap:
+        is_uneven = self.moves_kv and gap >= 1.5 * (1 + self.calls[least])
+        if own is None or is_uneven or call.prompt_tokens * (1 + self.calls[least]) <= 1024 * gap:
             self.assigned[key] = least
         return self.assigned[key]
 
@@ -255,6 +268,10 @@ class BalancerMachine(RuleBasedStateMachine):
         self.down: set[EngineId] = set()
         for _ in range(3):
             self.add(ready=True)
+
+    @rule()
+    def share_memory(self) -> None:
+        self.naive.moves_kv = self.replicas.loads.moves_kv = True
 
     def some(self, index: int) -> EngineId:
         return list(self.naive.calls)[index % len(self.naive.calls)]

@@ -6,6 +6,7 @@ import math
 import random
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -206,3 +207,19 @@ def test_a_program_that_moves_takes_its_kv_along(copies_beside: bool) -> None:
     one = simulate(programs, replace(settings, replicas=1))
     assert staying.counts.again > moving.counts.again == one.counts.again == 0
     assert one.mean_latency < moving.mean_latency < staying.mean_latency
+
+
+@pytest.mark.parametrize(
+    ("changed", "replicas"),
+    [
+        ({}, {0, 1}),
+        ({"moves_kv": False}, {0}),
+        ({"host_kv_tokens": 0}, {0}),
+        ({"kv_policy": KvPolicyConfig("lru")}, {0}),
+    ],
+)
+def test_a_long_prompt_goes_to_an_idle_replica_if_its_kv_moves(changed: dict[str, Any], replicas: set[int]) -> None:
+    """By the default balancer, as soon as two calls of its program run where it would go otherwise."""
+    calls = tuple(TraceCall(f"c{number}", (), prompt_tokens=20_000, output_tokens=10) for number in range(3))
+    settings = replace(SimSettings(replicas=2, host_kv_tokens=65_536), **changed)
+    assert {each.replica for each in simulate([TraceProgram("wide", calls)], settings, runs=True).runs} == replicas
