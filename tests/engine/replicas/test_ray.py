@@ -245,9 +245,13 @@ async def ask_on(pair: weft.AsyncMultiLLMEngine, replica: EngineId, program: wef
 
 
 @pytest.mark.slow
-async def test_a_program_that_moves_takes_its_kv_along(pair: weft.AsyncMultiLLMEngine) -> None:
+async def test_a_program_that_moves_takes_its_kv_along(
+    pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the other node and back, it computes what is new and at most a block. The answers are those of an engine that
-    computes everything."""
+    computes everything. On a busy machine a copy may take longer than a call waits for it by default."""
+    for module in ("router", "ray.replica"):
+        monkeypatch.setattr(f"weft.engine.replicas.{module}.MOST_COPY_S", 60.0)
     one, other = sorted(engine_ids(pair))
     text = "one two three four five " * 100
     with weft.Program("moves") as program, weft.Program("reference") as reference:

@@ -59,8 +59,9 @@ async def ask_at(
 
 async def test_a_program_that_moves_finds_its_kv_though_its_replica_has_died(pair: weft.AsyncMultiLLMEngine) -> None:
     """It computes what is new and at most a block. The replica that is started again finds it, too. The answers are
-    those of an engine that computes everything."""
+    those of an engine that computes everything. The balancer knows that programs take their KV along."""
     first, second = (each.engine_id for each in pair.health()[pair.model])
+    assert pair._groups[pair.model].states.loads.moves_kv
     with weft.Program("moves") as program, weft.Program("reference") as reference:
         text = LONG
         await ask_at(pair, first, program, text)
