@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from weft.core.errors import TraceError
+from weft.core.trace.fields import MOST
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.agentic_mooncake import AGENTIC_MOONCAKE
 from weft.core.trace.importers.benchmarks import BFCL, SWE_AGENT, TAU_BENCH
@@ -118,6 +119,12 @@ class TraceImport:
                 if isinstance(found, LeftOut):
                     self.counts.calls_unused += found.calls
                     continue
+                longest = max(found.calls, key=lambda call: call.prompt_tokens)
+                if longest.prompt_tokens > MOST:  # a sum of what the file says
+                    raise TraceError(
+                        f"{path}: call {longest.call_id!r:.40} of {found.program!r:.40} has {longest.prompt_tokens} "
+                        f"prompt tokens; expected {MOST:.0e} at most."
+                    )
                 program = self._capped(found)
                 if program is None:
                     continue

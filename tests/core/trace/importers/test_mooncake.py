@@ -149,6 +149,15 @@ def test_a_wrong_row_is_refused(name: str, wrong: dict[str, Any], message: str, 
         imported(tmp_path, *good, wrong, format=name)
 
 
+def test_a_history_of_more_tokens_than_a_trace_holds_is_refused(tmp_path: Path) -> None:
+    """Each turn is within the bound, and their sum is not."""
+    turn = {"session_id": "x", "input_length": 10**15, "output_length": 5}
+    with pytest.raises(
+        TraceError, match=r"rows\.jsonl: call 'c1' of 'x' has 2000000000000005 prompt tokens; expected 1e"
+    ):
+        imported(tmp_path, turn, turn, format="aiperf")
+
+
 def test_ids_that_fit_no_size_of_blocks_are_refused(tmp_path: Path) -> None:
     """They would share what is not the same."""
     with pytest.raises(TraceError, match="no size of blocks fits the prompts"):
