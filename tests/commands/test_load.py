@@ -11,7 +11,7 @@ import pytest
 
 from weft.core.sim import SimSettings, capacity
 from weft.core.sim.study.load import with_load
-from weft.core.trace.format import read
+from weft.core.trace.format import TraceCall, TraceProgram, read
 from weft.core.trace.workloads import poisson
 
 WeftCommand = Callable[..., tuple[int, str, str]]
@@ -45,6 +45,19 @@ def test_the_simulator_stretches_arrivals_to_a_load(weft: WeftCommand, tmp_path:
     found = json.loads(out)
     assert [row["arrival"] for row in found["programs"].values()] == [0, 8]
     assert found["total_wait"] == 0
+
+
+def test_programs_that_all_arrive_at_once_get_arrivals() -> None:
+    """Recordings without times get a Poisson process of the load's rate, another one for another seed."""
+    programs = [TraceProgram(f"p{number}", "p", (TraceCall("a", (), 4),), arrival_s=7.0) for number in range(400)]
+    engine = SimSettings(batch_size=8)
+    found = with_load(programs, 0.5, engine)
+    arrivals_s = [each.arrival_s for each in found]
+    assert arrivals_s == sorted(set(arrivals_s))
+    assert arrivals_s[0] == 0
+    assert 399 / arrivals_s[-1] == pytest.approx(0.5 * capacity(programs, engine, tools=False))
+    assert found == with_load(programs, 0.5, engine, seed=0)
+    assert found != with_load(programs, 0.5, engine, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_file_is_no_workload(weft: WeftCommand, tmp_path: Path) -> None:
         (("--policy", "atlas", "--beta", -1), "beta must be > 0"),
         (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
         (("--load", "inf"), "such as 0.8, not inf"),
-        (("--load", "0.8"), "all programs arrive at once"),
+        (("--load", "0.8"), "one program has no rate of arrival"),
         (("--gantt", "out.png"), "name an .svg file"),
         (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
     ],

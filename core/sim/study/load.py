@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,6 +14,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
 from weft.core.trace.format import TraceProgram
+from weft.core.trace.workloads import poisson
 
 ENOUGH: Final = 200  # programs from which a capacity is measured, if a workload can draw so many
 
@@ -24,18 +27,26 @@ def check_load(load: float) -> None:
         )
 
 
-def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettings) -> list[TraceProgram]:
-    """Stretch the arrivals of programs, so that their rate is a multiple of the capacity, which is measured from
-    them, too. Raises SimulationError if the load is not above 0, or all programs arrive at once."""
+def with_load(
+    programs: Sequence[TraceProgram], load: float, settings: SimSettings, seed: int = 0
+) -> list[TraceProgram]:
+    """Stretch the arrivals of programs, so that their rate is a multiple of the capacity, which is measured from them.
+    Programs that all arrive at once, as in recordings that have no times, get those of a Poisson process of `seed`.
+
+    Raises:
+        SimulationError: The load is not above 0, or there is only one program.
+    """
     check_load(load)
-    first_s = min(program.arrival_s for program in programs)
-    period_s = max(program.arrival_s for program in programs) - first_s
-    if not period_s:
-        raise SimulationError(
-            "all programs arrive at once, so they have no rate; give them different values of arrival_s."
-        )
-    factor = (len(programs) - 1) / period_s / (load * capacity(programs, settings, tools=False))
-    return [replace(program, arrival_s=(program.arrival_s - first_s) * factor) for program in programs]
+    arrivals_s = [program.arrival_s for program in programs]
+    if len(programs) < 2:
+        raise SimulationError("one program has no rate of arrival; give more programs, or no load.")
+    if len(set(arrivals_s)) == 1:
+        draws = random.Random(f"arrivals {seed}")  # noqa: S311
+        arrivals_s = list(itertools.islice(poisson(draws, 1.0), len(programs)))
+    first_s = min(arrivals_s)
+    rate = (len(programs) - 1) / (max(arrivals_s) - first_s)
+    factor = rate / (load * capacity(programs, settings, tools=False))
+    return [replace(each, arrival_s=(at_s - first_s) * factor) for each, at_s in zip(programs, arrivals_s, strict=True)]
 
 
 def capacity(programs: Iterable[TraceProgram], settings: SimSettings, *, tools: bool = True) -> float:

@@ -24,7 +24,6 @@ from weft.core.sim.study.load import with_load
 from weft.core.tables import Cell, Table
 from weft.core.trace.format import TraceProgram, is_trace, read
 from weft.core.trace.importers import ImportOptions, TraceImport
-from weft.core.trace.workloads import poisson
 
 _HOST_GIB: Final = (16.0, 64.0)
 
@@ -91,7 +90,7 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
     )
     found = _programs(logs, options, format, programs)
     if load is not None:
-        found = with_load(_apart(found, seed), load, settings)
+        found = with_load(found, load, settings, seed)
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)
     choices = ways([gib for gib in host_kv_gib if gib])
@@ -123,14 +122,6 @@ def _programs(
     for line in left_out(imported):
         typer.echo(line, err=True)
     return kept
-
-
-def _apart(programs: list[TraceProgram], seed: int) -> list[TraceProgram]:
-    """Programs that arrive at different times: as recorded, or one a second on average if all arrive at once."""
-    if len({program.arrival_s for program in programs}) > 1:
-        return programs
-    arrivals = poisson(random.Random(f"arrivals {seed}"), 1.0)  # noqa: S311
-    return [replace(program, arrival_s=next(arrivals)) for program in programs]
 
 
 def _to_json(

@@ -80,7 +80,8 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     load: Annotated[
         float | None,
         typer.Option(
-            help="Stretch the arrivals to this multiple of what the engines can serve. weft sim measures that first."
+            help="Stretch the arrivals to this multiple of what the engines can serve, which is measured first. "
+            "Programs that all arrive at once get random arrivals."
         ),
     ] = None,
     concurrency: Annotated[
