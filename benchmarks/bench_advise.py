@@ -61,9 +61,13 @@ def profiled(folder: Path, clock: Clock) -> EngineProfile:
     return engine if clock == "seconds" else replace(engine, source="steps of one length", step_time=EQUAL_STEPS)
 
 
-def made(workload: str, seed: int, clock: Clock, engine: EngineProfile, folder: Path) -> Iterator[Row]:
-    """Play a workload at both loads, ask for advice, and compare."""
+def made(workload: str, seed: int, clock: Clock, folder: Path) -> Iterator[Row]:
+    """Play a workload at both loads, ask for advice, and compare.
+
+    The engine is profiled just before, because a shared machine may be half as fast again a few minutes later.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    engine = profiled(folder, clock)
     count, kv_tokens = PROGRAMS[workload], int(SIZES[-1])
     settings = BenchSettings(workload, count, seed, SCALE, (STOCK, WEFT), int(SIZES[1]), kv_tokens, clock, "tiny")
     engine.write(folder / "engine.json")
@@ -123,7 +127,7 @@ def main(
         folder = out / f"{clock}-{seed}-{workload}"
         if (folder / "bench" / "results.json").exists() or workload in (only.split(",") if only else PROGRAMS):
             counted: Clock = "steps" if clock == "steps" else "seconds"
-            rows += made(workload, seed, counted, profiled(out, counted), folder)
+            rows += made(workload, seed, counted, folder)
     for row in rows:
         interval = f"{row['advised']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})"
         typer.echo(
