@@ -116,6 +116,42 @@ def test_reminders_do_not_count(text: str, left: str) -> None:
     assert items_of_request(first) == items_of_request(second)
 
 
+IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBO"},
+        {"type": "image", "source": {"type": "url", "url": "data:image/png;base64,iVBO"}},
+    ],
+)
+def test_an_image_counts_in_whatever_form_it_is_sent(part: dict[str, Any]) -> None:
+    """OpenAI's two APIs and Anthropic's have forms of their own. Another image makes another conversation."""
+    first, second, other = (
+        items_of_request({"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, each]}]})
+        for each in (IMAGE, part, {**IMAGE, "source": {**IMAGE["source"], "data": "AAAA"}})
+    )
+    assert first == second != other
+
+
+def test_a_refusal_is_what_the_next_request_quotes() -> None:
+    """As a field beside the content, where a client may write it down as a part."""
+    told = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    found = items_of_answer({"choices": [{"message": {"content": None, "refusal": "I will not."}}]})[0]
+    assert found == items_of_request({"messages": [told]})
+
+
+def test_arguments_that_are_no_json_count_as_they_are() -> None:
+    """A model may write such. White space around them does not count."""
+    calls = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": each} for each in ("{a", " {a\n", "{b")
+    ]
+    first, second, other = (items_of_request({"input": [call]}) for call in calls)
+    assert first == second != other
+
+
 @pytest.mark.parametrize("arguments", ["", None, "{}", " { } "])
 def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
     """Models write nothing for a tool without parameters, and clients send an object back."""

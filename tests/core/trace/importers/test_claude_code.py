@@ -76,6 +76,18 @@ def test_a_sub_agent_without_a_meta_file_is_found_by_its_result_or_its_prompt(ho
     assert calls[19.5].parents == (calls[4.5].call_id, calls[11.5].call_id)
 
 
+def test_a_sub_agent_that_nothing_ties_to_a_call_follows_the_last_one_before_it(tmp_path: Path) -> None:
+    """Its session has neither its result nor its prompt."""
+    main, agent = lines_of("session.jsonl"), lines_of("agent-a1.jsonl")
+    del main[6]["toolUseResult"]
+    agent[0]["message"]["content"] = "Another prompt than that of the call"
+    written(tmp_path, agent, "agent-a1.jsonl")
+    (program,) = TraceImport([written(tmp_path, main)])
+    calls = {call.at_s: call for call in program.calls}
+    assert (calls[6.5].parents, calls[6.5].agent) == ((calls[4.5].call_id,), "subagent")
+    assert calls[19.5].parents == (calls[4.5].call_id,)
+
+
 def test_a_sub_agent_in_the_background_joins_where_its_end_is_told(tmp_path: Path) -> None:
     """The result that only says that it was launched does not wait for it. The message that says it has ended does."""
     main = lines_of("session.jsonl")

@@ -171,6 +171,25 @@ def test_messages_tell_how_much_of_a_prompt_is_old(tmp_path: Path) -> None:
     assert not any("sss" in str(call) for call in program.calls)
 
 
+def test_messages_tell_which_tool_answered(tmp_path: Path) -> None:
+    """By the call that it answers, in the last message that has one of this id, or else by its own name."""
+    asked = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "search"}}, {"id": "c2"}, 7]}
+    last = [
+        [asked, {"role": "tool", "tool_call_id": "c1", "name": "other", "content": "a"}],
+        [asked, {"role": "tool", "tool_call_id": "c2", "name": "fetch", "content": "b"}],
+        [asked, {"role": "tool", "tool_call_id": "c3", "content": "c"}],
+        [asked, {"role": "user", "content": "d"}],
+        [asked],
+    ]
+    start: list[dict[str, Any]] = [{"role": "user", "content": "u"}]
+    rows = [
+        litellm_row("a", 2.0 * number, 2.0 * number + 1, 40 + number, 9, messages=[*start, *each])
+        for number, each in enumerate([[], *last])
+    ]
+    ((program,), _) = imported(tmp_path, *rows)
+    assert [call.tool for call in program.calls[1:]] == ["search", "fetch", "tool", "human", None]
+
+
 @pytest.mark.parametrize(
     "messages", [None, "redacted-by-litellm", [{"role": "user", "content": "redacted-by-litellm"}]]
 )
@@ -403,6 +422,8 @@ def test_a_log_of_vllm_that_says_too_little_is_refused(text: str, message: str, 
 
 
 CALL = otlp_call("a", "", 1.0, 2.0, 10, 5)
+NAMELESS = weft_call("c0", 1.0, (10, 5), [])
+del NAMELESS["attributes"][-2]
 REQUEST = litellm_row("a", 0.0, 1.0, 40, 9)
 GENERATION = observation("g1", None, "GENERATION", ("00:01", "00:02"), {"input": 40, "output": 6})
 
@@ -431,6 +452,7 @@ GENERATION = observation("g1", None, "GENERATION", ("00:01", "00:02"), {"input":
             ],
             "spans are nested too deeply",
         ),
+        ("opentelemetry", [otlp(NAMELESS)], "span 1: weft.call.id is None; expected the id of a call"),
         ("litellm", [REQUEST, REQUEST | {"startTime": None}], "line 2: startTime is None"),
         ("litellm", [REQUEST | {"endTime": "2026-13-01"}], "line 1: endTime is '2026-13-01'; expected a date"),
         ("litellm", [REQUEST | {"prompt_tokens": 1.5}], "line 1: prompt_tokens is 1.5"),
