@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Node, Tier
+from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Node, Tier, execution_graph, foresight
 from weft.core.prediction.execution_graph import MOST_CALLS, MOST_EDGES, MOST_NODES, ExecutionGraph, ProgramCursors
 from weft.core.prediction.foresight import MOST_NAMES, MOST_SIZE
 from weft.core.prediction.static_graph import StaticGraph, Targets
@@ -134,6 +134,62 @@ def test_names_of_no_bound_fill_a_bounded_graph() -> None:
     assert len(graph) <= MOST_NODES
     assert graph.edges <= MOST_EDGES
     assert sum(tally.visits for tally in graph.nodes.values()) == 5 * MOST_CALLS
+
+
+def test_successions_of_no_bound_fill_a_bounded_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that follows another in a way too many counts as a beginning, and the other as an end."""
+    monkeypatch.setattr(execution_graph, "MOST_EDGES", 3)
+    labels = ["a", "b", "c", "b", "a", "c"]
+    cursors = ProgramCursors()
+    for number, label in enumerate(labels):
+        cursors.arrive(identity(f"c{number}", [f"c{number - 1}"] if number else []), label, (), 0.0)
+        cursors.leave(CallId(f"c{number}"), Cost(), 0.0)
+    graph = cursors.finish()
+    graph.check_integrity()
+    assert graph.edges == 3
+    assert sum(tally.visits for tally in graph.nodes.values()) == 6
+    assert sum(tally.starts for tally in graph.nodes.values()) == 1 + 2
+    assert sum(tally.ends for tally in graph.nodes.values()) == 1 + 2
+
+
+def test_a_call_counts_once_and_one_that_never_ends_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports may come twice, or for a call that is not known. The oldest calls are forgotten, running ones as well."""
+    monkeypatch.setattr(execution_graph, "MOST_CALLS", 4)
+    cursors = ProgramCursors()
+    for number in range(7):
+        for _ in range(2):
+            cursors.arrive(identity(f"c{number}"), "a", (), 0.0)
+        if number:
+            for _ in range(2):
+                cursors.leave(CallId(f"c{number}"), Cost(), 0.0)
+    cursors.leave(CallId("unknown"), Cost(), 0.0)
+    cursors.check_integrity()
+    (tally,) = cursors.finish().nodes.values()
+    assert (tally.visits, tally.starts, tally.ends) == (6, 6, 6)
+
+
+def test_names_and_programs_in_use_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used longest ago are forgotten: of names beyond their number, and beyond the size of all graphs;
+    and of running programs, which teach nothing then."""
+    monkeypatch.setattr(foresight, "MOST_NAMES", 8)
+    monkeypatch.setattr(foresight, "_MOST_NEW", 2)
+    monkeypatch.setattr(foresight, "MOST_PROGRAMS", 5)
+    graphs = ExecutionGraphs()
+    for number in range(10):
+        for _ in range(3):
+            graphs.templates.learn(f"n{number}", chain("", "a"))
+    assert [name for name, _ in graphs.templates] == ["n4", "n5", "n6", "n7", "n8", "n9"]
+    graphs.check_integrity()
+    monkeypatch.setattr(foresight, "MOST_SIZE", 8)
+    graphs.templates.learn("n9", chain("", "b"))
+    assert [name for name, _ in graphs.templates] == ["n8", "n9"]
+    graphs.check_integrity()
+    for number in range(8):
+        graphs.arrive("n9", identity("c", program=f"p{number}"), now_s=0.0)
+    for number in range(8):
+        graphs.leave(ProgramId(f"p{number}"), CallId("c"), Cost(), 0.0)
+        graphs.end(ProgramId(f"p{number}"))
+    assert (len(graphs), graphs.learned) == (0, 5)
 
 
 def test_program_names_of_no_bound_do_not_drive_out_those_in_use() -> None:
