@@ -103,11 +103,6 @@ class Recorder(ProgramObserver):
         self._start_s: float | None = None
         self._first_prompts: dict[str, TokenChain] = {}  # by program name, to compare other programs' prompts with
 
-    @property
-    def dropped(self) -> int:
-        """How many programs were not recorded because too many waited to be written."""
-        return self._writer.dropped
-
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
         with self._lock:
             if not self._writer.stopped:

@@ -1196,6 +1196,25 @@ def test_memory_is_bounded() -> None:
     assert server.send(said("0", "answer 0, that is long enough", "c")).identity.source is Source.NEW
 
 
+def test_tasks_are_forgotten_with_all_that_finds_them() -> None:
+    """The pieces of a long task lead to its program as long as the task is kept, and to nothing afterwards. An answer
+    that comes later is no longer kept with it."""
+    server = Server(most_states=10)
+    late = server.send(said("the first task " + text_of_words(0)))
+    for number in range(1, 50):
+        server.call(said(f"task {number} " + text_of_words(number)), f"answer {number}, that is long enough")
+    server.answer(late, "an answer that is long enough and that nobody remembers the task of")
+    prompts = values(server.lineage._prompts)
+    assert late.prompt is not None
+    assert late.prompt.is_forgotten
+    assert len(server.lineage._prompts) == sum(prompt.size() for prompt in prompts) <= 10
+    assert {id(each) for group in server.lineage._asked._found.values() for each in group} == set(map(id, prompts))
+
+
+def text_of_words(seed: int) -> str:
+    return " ".join(f"w{seed}x{number * seed % 97}" for number in range(60))
+
+
 def test_a_key_that_sends_much_forgets_its_own() -> None:
     """A flood of one key's conversations must not break those of another key."""
     server = Server(most_states=10)

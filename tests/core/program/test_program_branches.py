@@ -163,6 +163,21 @@ def test_the_graph_of_a_program() -> None:
     assert ProgramGraph.from_json(graph.to_json()).calls == graph.calls
 
 
+def test_a_long_program_folds_all_but_what_a_call_may_still_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of a branch that is still open stays, however old it is, because the next one of the branch follows it."""
+    monkeypatch.setattr("weft.core.program.graph.dag.KEEP_CALLS", 2500)
+    engine, program = Engine(), Program()
+    with program.branch() as slow:
+        first = engine.call(slow, "first", Content(), 1.0)
+        for number in range(2600):
+            engine.call(program, f"run {number}", Content(), 1.0)
+        second = engine.call(slow, "second", Content(), 1.0)
+    assert second.parents == (first.call_id,)
+    assert program.graph[second.call_id].parents == (Edge(first.call_id, True),)
+    assert len(program.graph) + program.graph.folded.calls == 2602
+    assert program.graph.folded.calls > 900
+
+
 def test_guesses_are_marked_in_the_graph() -> None:
     """The edges of a call after two concurrent calls at the top are guesses, unless its input proves them."""
     for inputs, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
