@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.policies.fair_shares.fair import Fair
 from weft.core.routing import BalancerConfig, StealingConfig
@@ -49,14 +50,18 @@ def test_replicas_with_the_same_load_are_not_affected() -> None:
     assert with_stealing == without
 
 
+@pytest.mark.parametrize("kv_policy", [None, "next-use"])
 @pytest.mark.parametrize("policy", ["fcfs", "atlas", "astraea", "auto", "fair"])
-def test_each_call_runs_once_and_ends(policy: str) -> None:
-    """No call is lost or run on two replicas, under policies that keep notes of calls and hold some back."""
+def test_each_call_runs_once_and_ends(policy: str, kv_policy: str | None) -> None:
+    """No call is lost or run on two replicas, under policies that keep notes of calls and hold some back, and under one
+    that keeps the KV of a call that moves."""
+    kv = {} if kv_policy is None else {"kv_policy": KvPolicyConfig(kv_policy), "host_kv_tokens": 80_000}
     rng = random.Random(policy)
     programs = [
         replace(rng.choice([chat, search])(rng, f"p{n}"), arrival_s=n * 0.5, tenant=f"t{n % 2}") for n in range(16)
     ]
-    result = simulate(programs, settings(policy=PolicyConfig(policy), batch_size=4, kv_tokens=40_000), runs=True)
+    base = settings(policy=PolicyConfig(policy), batch_size=4, kv_tokens=40_000, **kv)
+    result = simulate(programs, base, runs=True)
     replicas = Counter((program, call) for program, call, _ in {(r.program, r.call_id, r.replica) for r in result.runs})
     assert result.counts.moved > 0
     assert replicas == Counter((each.program, call.call_id) for each in programs for call in each.calls)
