@@ -31,7 +31,7 @@ GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve demo-cluster test test-with-engine test-without-engine test-core \
-  test-slow test-slow-engines test-slow-commands test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
+  test-slow test-slow-engines test-slow-commands coverage test-clients test-full test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz simulate soak soak-serve \
   package wheels lint lint-deploy docs docs-serve results result-ages house lock clean
 
@@ -48,6 +48,7 @@ help:
 	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
 	@echo "make test-full  what CI has no room for: test-clients and test-soak, each with its seconds"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
+	@echo "make coverage   the lines and branches that no test reaches, those of make test-slow included (an hour and a half); T= as above"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
 	@echo "make test-tsan  the swap kernel's threads under ThreadSanitizer (half a minute)"
@@ -199,6 +200,18 @@ ifeq ($(T),)
 else
 	@$(BIN)/python -m pytest -m "slow and not soak" $(T)
 endif
+
+# What a process that is killed had reached is not counted. A test that fails is shown, and the report is made all the same.
+# Tests start processes in other folders, so the folders have absolute paths.
+coverage: export WEFT_ROOT := $(CURDIR)
+coverage: model build/triton/.installed
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes --only-binary :all: \
+	  -r requirements/coverage.txt
+	@rm -rf build/coverage
+	@$(BIN)/python -m coverage run -m pytest -m "not soak and not package and not clients" $(T) || true
+	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet -d build/coverage/html
+	@$(BIN)/python -m coverage report >build/coverage/report.txt; tail -n 4 build/coverage/report.txt
+	@echo "==> build/coverage/report.txt and build/coverage/html/index.html"
 
 simulate: setup
 	@PYTHONPATH=tests/support:tests/simulated:tests/fuzz $(BIN)/python tests/simulated/simulate.py --seed $(SEED) --seeds $(SEEDS) \
