@@ -380,5 +380,5 @@ def _check(programs: Sequence[TraceProgram], settings: SimSettings) -> None:
             if tokens > settings.kv_capacity:
                 raise SimulationError(
                     f"call {call.call_id!r} of program {program.program!r} has {tokens} tokens, and the KV cache of a "
-                    f"replica holds {settings.kv_capacity}; raise kv_tokens."
+                    f"replica holds {settings.kv_capacity}; raise kv_tokens, or import the trace with --max-context."
                 )
