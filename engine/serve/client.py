@@ -33,17 +33,8 @@ from weft.engine.watch import LiveReader
 
 
 class ServedEngine(EngineClient):
-    """Runs the calls of vLLM's application as calls of programs. Use it on the engine's event loop.
-
-    Args:
-        has_keys: Whether only clients with an API key are served.
-
-    Attributes:
-        requests: The HTTP requests that were admitted and have not ended.
-
-    Raises:
-        ReplicaError: The engine has several models.
-    """
+    """Runs the calls of vLLM's application as calls of programs. Use it on the engine's event loop. With `has_keys`,
+    only clients with an API key are served. An engine with several models raises ReplicaError."""
 
     def __init__(self, engine: AsyncMultiLLMEngine, *, has_keys: bool = False) -> None:
         if len(engine.models) > 1:

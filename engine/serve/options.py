@@ -36,14 +36,9 @@ _OURS: Final = frozenset({"model", "served_model_name", "scheduler_cls", "otlp_t
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
-    """Read the command line of `vllm serve`, less the word itself.
-
-    Returns:
-        vLLM's options, for its application, and those of them for the engine that differ from vLLM's defaults.
-
-    Raises:
-        EngineStartError: An option makes no sense for several replicas, or PROMETHEUS_MULTIPROC_DIR is set.
-        SystemExit: An option is unknown or malformed; vLLM's parser has printed why.
+    """Read the command line of `vllm serve`, less the word itself. Returns vLLM's options, for its application, and
+    those of them for the engine that differ from vLLM's defaults. Raises EngineStartError if an option makes no sense
+    for several replicas, or PROMETHEUS_MULTIPROC_DIR is set. If an option is malformed, vLLM's parser ends the process.
     """
     if _MULTIPROCESS in os.environ:
         raise EngineStartError(
@@ -80,15 +75,9 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
 
 
 def gpus_of_replicas(options: Namespace, replicas: int) -> list[str]:
-    """For each replica on this host the GPUs that it sees, as in CUDA_VISIBLE_DEVICES. No two replicas share one.
-
-    Returns:
-        An empty list if each replica sees what the server sees: there is only one, vLLM does not run on CUDA, or
-        there are too few GPUs, but `--gpu-memory-utilization` lets all replicas share.
-
-    Raises:
-        ReplicaError: There are too few GPUs.
-    """
+    """For each replica on this host the GPUs that it sees, as in CUDA_VISIBLE_DEVICES. No two replicas share one. The
+    list is empty if each sees what the server sees: there is only one, vLLM does not run on CUDA, or there are too few
+    GPUs, but `--gpu-memory-utilization` lets all replicas share. Otherwise too few raise ReplicaError."""
     from weft.engine.vllm_compat.names import current_platform
 
     if replicas == 1 or not current_platform.is_cuda():
@@ -126,11 +115,8 @@ def take_keys(options: Namespace, file: Path | None) -> KeyRing:
 
 
 def with_weights(policy: str, keys: KeyRing, *, gate: bool | None = None) -> PolicyConfig:
-    """A policy, with the weights of the keys' tenants if it is one that shares by tenant.
-
-    Args:
-        gate: Whether the policy runs behind the gate; None leaves that to the policy.
-    """
+    """A policy, with the weights of the keys' tenants if it is one that shares by tenant. It runs behind the gate if
+    `gate` says so; None leaves that to the policy."""
     if policy == "fair":
         return PolicyConfig(policy, weights=keys.weights, gate=gate)
     if keys.weights:

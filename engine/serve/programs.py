@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -67,16 +67,9 @@ class OpenPrograms:
     def enter(
         self, identity: Identity, limit: int | None = None, deadline_s: float | None = None, *, traceparent: str = ""
     ) -> Program:
-        """The program of a call that arrives; `leave` follows. A new one if it is not open.
-
-        Args:
-            limit: How many programs the key may have open; None allows as many as there may be in all.
-            deadline_s: Seconds after which a new program should have ended; None sets no deadline.
-            traceparent: The client's span, which becomes the parent of a new program's span, or "" without one.
-
-        Raises:
-            KeyLimitError: See `check_room`.
-        """
+        """The program of a call that arrives; `leave` follows. A new one if it is not open, which should have ended
+        after `deadline_s` seconds, and whose span has the client's as its parent. `limit` is how many programs the key
+        may have open; None allows as many as there may be in all. Raises KeyLimitError as `check_room` does."""
         self.check_room(identity, limit)
         program_id = identity.program_id
         program = self._open.get(program_id)
@@ -108,10 +101,12 @@ class OpenPrograms:
         self._calls[program_id] = self._calls.get(program_id, 0) + 1
         return program
 
-    def asked(self, identity: CallIdentity, opening: bytes = b"") -> None:
+    def asked(self, identity: CallIdentity, opening: bytes = b"", ended: Iterable[ThreadId] = ()) -> None:
         """Note that a call has begun, and that its client waits for the answer. Who had to answer before it, in a
-        conversation with the same opening, has handed it on, and waits for nothing."""
+        conversation with the same opening, has handed it on, and waits for nothing. Nor do threads that have ended."""
         waiting = self._unanswered.setdefault(identity.program_id, {})
+        for thread_id in ended:
+            waiting.pop(thread_id, None)
         for thread_id, (calls, began) in list(waiting.items()):
             if not calls.isdisjoint(identity.parents):
                 calls.add(identity.call_id)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from weft.core.accounts import Attained
 from weft.core.errors import EngineClosedError, InvalidRequestError, WeftError
 from weft.core.identity import Identity, Source
-from weft.core.ids import CallId, IdSource, ProgramId
+from weft.core.ids import CallId, IdSource, ProgramId, ThreadId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
@@ -31,14 +31,8 @@ _OURS: Final = (*FIELDS, *SHOWN, "session_id", "parent_program_id", REQUEST)
 
 
 class ServedCalls:
-    """Runs calls of HTTP requests as calls of programs. Use it on the engine's event loop.
-
-    Args:
-        has_keys: Whether only clients with an API key are served.
-
-    Attributes:
-        is_stopping: Whether calls are refused, because the server stops.
-    """
+    """Runs calls of HTTP requests as calls of programs. Use it on the engine's event loop. With `has_keys`, only
+    clients with an API key are served. Calls are refused while `is_stopping`, because the server stops."""
 
     def __init__(
         self, engine: AsyncMultiLLMEngine, programs: OpenPrograms, requests: ServedRequests, *, has_keys: bool
@@ -80,7 +74,7 @@ class ServedCalls:
         given = decode_call(arguments, request_id, kwargs.get("session_id"), is_trusted=request.key.is_trusted)
         with (
             self._entered(request) as (program, is_admitted),
-            _named(program, request.identity, given.identity, arguments) as call_ids,
+            _named(program, request.identity, given.identity, arguments) as (call_ids, ended),
         ):
             call, header = self._engine.call_path.enter_call(
                 self._endpoint,
@@ -94,7 +88,7 @@ class ServedCalls:
             call.row.answer.answer_id = _answer_id(request_id)
             call.row.answer.model = self._endpoint.model
             request.call = call
-            self._programs.asked(call_ids, request.identity.opening)
+            self._programs.asked(call_ids, request.identity.opening, ended)
             if given.tool_ended or given.tool_started or given.prefetch:
                 header = replace(
                     header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch
@@ -158,22 +152,22 @@ def _taker(call: InFlight) -> Callable[[RequestOutput], bool]:
 @contextmanager
 def _named(
     program: Program, identity: Identity, given: CallIdentity, arguments: Mapping[str, Any]
-) -> Iterator[CallIdentity]:
-    """The ids of a call, while it is there: those that a client of Weft's has inferred, or else inferred here."""
+) -> Iterator[tuple[CallIdentity, list[ThreadId]]]:
+    """The ids of a call, while it is there, as a client of Weft's or we have inferred them, and what threads end."""
     if identity.source is Source.WEFT and "call_id" in arguments:
         scope = program.program_id.partition("/")[0]
         call_id, *parents = (CallId(f"{scope}/{each}") for each in (given.call_id, *given.parents))
         call_ids = CallIdentity(program.program_id, identity.thread_id or given.thread_id, call_id, tuple(parents))
         tools = tuple(strings(arguments.get("tools")))  # which `check_shown` has seen
         if program.reports.adopt_call(call_ids, label=identity.label or "", tools=tools):
-            yield call_ids
+            yield call_ids, []
             return
     threads: NamedThreads = program.reports.framework_state("threads", NamedThreads)
     call_ids = threads.start_call(
         program.reports, identity.thread_id, identity.parent_thread_id, label=identity.label, agent=identity.agent
     )
     try:
-        yield call_ids
+        yield call_ids, threads.ended
     finally:
         threads.leave(call_ids)
 

@@ -109,11 +109,7 @@ def share_python() -> None:
 async def make_server(
     engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing
 ) -> tuple[ServedEngine, uvicorn.Server]:
-    """vLLM's application over the engine, and a server for it. The server leaves signals to the main thread.
-
-    Args:
-        engine: The engine, on whose event loop the server will run.
-    """
+    """vLLM's application over the engine, and a server for it, which leaves signals to the main thread."""
     served = ServedEngine(engine, has_keys=len(keys) > 0)
     options.model = options.model or served.model_config.model
     # vLLM's own server has the reasoning parser from here: making the engine's configuration has filled it in.
@@ -129,11 +125,7 @@ async def make_server(
 
 
 def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -> App:
-    """An application behind the server's guards, which are outside all that vLLM adds.
-
-    Args:
-        options: vLLM's options: the host, the root path, and the origins whose pages are trusted.
-    """
+    """An application behind the server's guards, which are outside all that vLLM adds. `options` are vLLM's."""
 
     def note(reason: Refused) -> None:
         served.refused(reason, None)

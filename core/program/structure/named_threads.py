@@ -33,6 +33,10 @@ class NamedThreads:
 
     def __init__(self) -> None:
         self._threads: OrderedDict[ThreadId, _Thread] = OrderedDict()  # the longest unused first
+        self._are_named = False  # some of the program's calls name a thread
+        self._top: ThreadId | None = None  # of the first call that names none
+        self._at_top: set[CallId] = set()  # calls in flight that name none
+        self.ended: list[ThreadId] = []  # by the latest call, because the thread that started them goes on
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -46,19 +50,16 @@ class NamedThreads:
         label: str | None = None,
         agent: int = 0,
     ) -> CallIdentity:
-        """Name a call; `leave` follows.
-
-        Args:
-            thread_id: The call's thread, if the client names one.
-            parent_id: The thread that started that one, if the client names it. It counts with the thread's first call.
-
-        Raises:
-            ProgramEndedError: The program has ended.
-        """
-        if self._threads:
-            self._end_idle_children(reports, thread_id)
+        """Name a call; `leave` follows. If others name threads, one that names none goes on with the program's own.
+        The thread that started that one, if the client names it, counts with the thread's first call. Raises
+        ProgramEndedError if the program has ended."""
+        self.ended = self._end_idle_children(reports, thread_id) if self._threads else []
         if thread_id is None:
-            return reports.start_call(object(), label=label, agent=agent)
+            own = self._top if self._are_named and not self._at_top else None
+            identity = reports.start_call(object(), label=label, thread_id=own, agent=agent)
+            self._top = self._top or identity.thread_id
+            self._at_top.add(identity.call_id)
+            return identity
         thread = self._threads.get(thread_id) or self._open(reports, thread_id, parent_id)
         self._threads.move_to_end(thread_id)
         identity = reports.start_call(thread.run, label=label, thread_id=thread_id)
@@ -67,6 +68,7 @@ class NamedThreads:
 
     def leave(self, identity: CallIdentity) -> None:
         """A call has left, with or without an answer."""
+        self._at_top.discard(identity.call_id)
         thread = self._threads.get(identity.thread_id)
         if thread is not None:
             thread.calls.discard(identity.call_id)
@@ -80,9 +82,10 @@ class NamedThreads:
         thread = _Thread(object(), parent_id if around is not None else None)
         reports.start_run(thread.run, around.run if around is not None else ROOT, RunKind.BRANCH, runs_code=False)
         self._threads[thread_id] = thread
+        self._are_named = True
         return thread
 
-    def _end_idle_children(self, reports: Reports, thread_id: ThreadId | None) -> None:
+    def _end_idle_children(self, reports: Reports, thread_id: ThreadId | None) -> list[ThreadId]:
         """End the threads that a thread has started, and theirs, because it goes on. Those that are busy stay."""
         children: dict[ThreadId | None, list[ThreadId]] = {}
         busy: set[ThreadId | None] = set()
@@ -98,3 +101,4 @@ class NamedThreads:
             ended += children.get(each, ())
         for each in reversed(ended):
             reports.end_run(self._threads.pop(each).run)
+        return ended

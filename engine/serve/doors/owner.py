@@ -130,12 +130,8 @@ class Owner:
         return self._served
 
     async def join(self, door: str, made_with: Mapping[str, str]) -> Served:
-        """Note that a door lives. Returns where it can send requests once the engine is ready.
-
-        Raises:
-            ClusterError: The door was started with something else than the first one.
-            EngineError: The engine did not start.
-        """
+        """Note that a door lives. Returns where it can send requests once the engine is ready. Raises ClusterError if
+        the door was started with something else than the first one, or EngineError if the engine did not start."""
         own = self._setup.made_with
         for name in {**own, **made_with}:
             if (theirs := own.get(name, "unknown")) != (ours := made_with.get(name, "unknown")):

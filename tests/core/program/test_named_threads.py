@@ -69,6 +69,44 @@ def test_the_calls_without_a_thread_are_the_parent_of_threads_without_one(agents
     assert (agents.after("sub again"), agents.after("main again")) == ("nested", "sub again")
 
 
+def test_the_calls_without_a_thread_are_one_thread_whichever_sub_agent_ends_first(agents: Agents) -> None:
+    """Claude Code's main agent asks several at once, and goes on after the last one, or beside one that goes on."""
+    agents.call("main")
+    agents.call("left", "l")
+    agents.call("right", "r")
+    agents.call("right again", "r")
+    agents.call("left again", "l")
+    agents.call("main again")
+    agents.begin("slow", "s")
+    agents.call("main beside it")
+    agents.finish("slow")
+    agents.call("main after it")
+    own = {agents.identities[name].thread_id for name in ("main", "main again", "main beside it", "main after it")}
+    assert len(own) == 1
+    assert len(agents.program.graph.threads) == 4
+
+
+def test_calls_without_a_thread_that_overlap_are_several_threads(agents: Agents) -> None:
+    """No client of one thread makes two calls at once."""
+    agents.call("main")
+    agents.call("sub", "s")
+    agents.begin("main again")
+    agents.begin("main, too")
+    assert agents.identities["main again"].thread_id != agents.identities["main, too"].thread_id
+
+
+def test_a_call_says_which_threads_it_has_ended(agents: Agents) -> None:
+    """Those that its own thread has started, and that are not busy."""
+    agents.call("main")
+    agents.call("left", "l")
+    agents.begin("right", "r")
+    agents.call("main again")
+    assert agents.threads.ended == ["l"]
+    agents.finish("right")
+    agents.call("right again", "r")
+    assert agents.threads.ended == []
+
+
 def test_the_graph_and_the_call_have_the_name_of_the_thread(agents: Agents) -> None:
     """Lanes of the timeline and rows of the process table are the client's threads."""
     agents.call("main")

@@ -205,6 +205,21 @@ def test_one_thread_that_waits_keeps_its_program_unfinished() -> None:
     assert row.answered_s == 0.0
 
 
+def test_a_thread_that_has_ended_without_an_answer_waits_for_nothing() -> None:
+    """A sub-agent's call failed for good, and the agent that has asked it goes on without it."""
+    clock = FakeClock()
+    backend, opened = RecordingBackend(clock), OpenPrograms(clock)
+    program = opened.enter(identity())
+    chief, helper = backend.begin(program, "chief"), backend.begin(program, "helper")
+    opened.asked(chief.identity)
+    opened.asked(helper.identity)
+    opened.asked(chief.identity, ended=[helper.identity.thread_id])
+    opened.answered(chief.identity)
+    row = backend.table.get(program.program_id)
+    assert row is not None
+    assert row.answered_s == 0.0
+
+
 @pytest.mark.parametrize(
     ("opening", "is_after", "is_over"), [(b"Hi", True, True), (b"", True, False), (b"Hi", False, False)]
 )
