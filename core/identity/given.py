@@ -62,6 +62,12 @@ class Sample(NamedTuple):
             return self.length == other.length
         return 2 * self.shared_with(other) >= min(len(self.head), len(other.head))
 
+    def is_of_another(self, other: Sample) -> bool:
+        """Whether two system prompts, one of which may have grown, are of two agents."""
+        begin, least = common_prefix(self.head, other.head), min(len(self.head), len(other.head))
+        is_as_long = 10 * abs(self.length - other.length) <= max(self.length, other.length)
+        return 2 * begin < least and not (is_as_long and self.is_like(other))
+
     def shared_with(self, other: Sample) -> int:
         """How many bytes two samples begin and end with in common."""
         return common_prefix(self.head, other.head) + common_prefix(self.tail[::-1], other.tail[::-1])
@@ -91,6 +97,7 @@ class Question(NamedTuple):
     place: int = 0  # how many answers stood before it
     is_example: bool = False  # a request had it with this answer before any model gave that
     next: Sample | None = None  # what the program told its model behind the answer
+    is_passed_on: bool = False  # that was another agent of the program
 
     def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
         """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""

@@ -24,7 +24,7 @@ from weft.core.identity.items import Digest, Item, digest_of
 from weft.core.identity.pieces import folded
 from weft.core.identity.recent import Recent
 from weft.core.identity.states import SEVERAL
-from weft.core.ids import ProgramId
+from weft.core.ids import ProgramId, ThreadId
 
 _MOST_MESSAGES: Final = 16  # the latest, in which entries are looked for
 _MOST_TURNS: Final = 256  # of a scope
@@ -51,6 +51,7 @@ class HandedText(NamedTuple):
     program_id: ProgramId
     kind: str  # of the agent; "" if the call does not say
     asked: bytes  # the end of what the model was told, folded
+    thread_id: ThreadId | None = None  # of the call that hands it
 
 
 class Handed:

@@ -45,7 +45,7 @@ from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
 from weft.core.identity.sources import Described, Evidence, Identity, Source
 from weft.core.identity.states import SEVERAL, State, continued, go_on, longest, owner_by_connection, reached
-from weft.core.ids import IdSource, ProgramId
+from weft.core.ids import IdSource, ProgramId, ThreadId
 
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
 _DESCRIBED: Final = tuple(each.name for each in dataclasses.fields(Described))
@@ -55,6 +55,7 @@ _CUT_MARKS: Final = ".,:;!?-\u2013\u2014\u2026".encode()  # behind an answer tha
 _MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at, and items before each of them
 _MOST_CACHED: Final = 256 << 10  # characters of a system prompt, or of an answer
 _MOST_AGENTS: Final = 16  # of a program; more are one whose system prompt changes
+_MOST_STARTED: Final = 256  # agents of a program that tool calls have started
 _LONG_CHARACTERS: Final = 80
 _LINE_BYTES: Final = 40  # folded, of the end of the last line of a prompt
 _MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
@@ -157,20 +158,14 @@ class Lineage:
         return sum(len(each) for each in vars(self).values() if isinstance(each, Recent))
 
     def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str = "") -> Placed:
-        """Find the program of a request, or begin one.
-
-        Args:
-            evidence: What the request carries in addition to messages.
-            body: Its JSON object, of any of the three APIs.
-            scope: The scope of the request's API key.
-            peer: The name of its connection. It decides only between programs with the same messages.
-        """
+        """Find the program of a request of any of the three APIs, or begin one. `peer`, the name of its connection,
+        decides only between programs with the same messages."""
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
         said = self._readings.read(body, scope, start, evidence.body_bytes)
-        texts = tuple(
-            text for item in said.items if item[1] == "system" and item[0] == "message" for text in texts_of(item)
-        )
-        system = (_system_again if sum(map(len, texts)) <= _MOST_CACHED else _system_of)(texts)
+        prompts = [at for at, item in enumerate(said.items) if item[1] == "system" and item[0] == "message"]
+        texts = tuple(tuple(texts_of(said.items[at])) for at in prompts)
+        leading = sum(map(int.__eq__, prompts, range(len(prompts))))  # some clients add more of them later
+        system = (_system_again if sum(map(len, chain(*texts))) <= _MOST_CACHED else _system_of)(texts, leading)
         asked = _Asked(said, start, scope, peer, system, longest(self._states, scope, said))
         found = self._known(evidence, asked)
         told = self._new(asked, said.items[found.known :])
@@ -188,8 +183,10 @@ class Lineage:
         go_on(self._states, scope, said, asked.reached, program_id)
         for _begin, end in islice(said.latest_first(), 1):  # the program goes on from its latest answer
             known = self._answers.get(scope, asked.key_of(said.items[end - 1]))
-            if known is not None and (had := known.owners.get(program_id)) is not None and had.next is None:
-                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)))
+            had = known.owners.get(program_id) if known is not None else None
+            if known is not None and had is not None and (had.next is None or had.is_passed_on):
+                is_other = had.system.is_of_another(asked.system.sample)
+                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)), is_passed_on=is_other)
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
         self._turns.asked(scope, program_id, told.text, asked.system.sample)
@@ -198,14 +195,18 @@ class Lineage:
                 self._named.put(scope, digest_of(name, scope, value), program_id)
         if peer:
             self._peers.put(scope, digest_of(b"peer", scope, peer), program_id)
-        agent, kind = self._agent(asked, program_id, task.kind if task else "")
+        at, state = asked.reached
+        is_own = state is not None and program_id in state.owners and said.answer_after(at) is None
+        own = state.agent if state is not None and is_own else None
+        agent, kind = self._agent(asked, program_id, task.kind if task else "", own)
         # Without messages and other evidence no later request can be known to continue it.
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
         fields = {name: getattr(evidence, name) for name in _DESCRIBED}
         fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
         openings = (text for item in said.items if is_input(item) for text in texts_of(item))
         opening = digest_of(b"", first[:_GIVEN_BYTES]) if (first := next(openings, "")) else b""
-        identity = Identity(source, program_id, agent=agent, opening=opening, **fields)
+        thread_id, parent = ThreadId(f"agent-{agent}") if kind and agent else None, task.thread_id if task else None
+        identity = Identity(source, program_id, thread_id, parent, agent=agent, opening=opening, **fields)
         question = None
         if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
             user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)
@@ -215,15 +216,16 @@ class Lineage:
             question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
         return Placed(identity, peer, said, question, start, prompt, evidence.body_bytes)
 
-    def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
-        """Note the answers to a request, before its client gets them.
-
-        Args:
-            placed: What `place` returned for the request.
-            answers: The items of each choice; see `items_of_answer`.
-            scope: The scope of the request's API key.
-            response_id: The id by which a later request may name the answer.
-        """
+    def answered(
+        self,
+        placed: Placed,
+        answers: Iterable[Iterable[Item]],
+        scope: str,
+        response_id: str | None,
+        is_part: bool = False,
+    ) -> None:
+        """Note the answers to a request, before its client gets them. A part is a tool call of an answer that goes on:
+        some clients make it before they have the rest. A later request may name the answer by the response's id."""
         program_id = placed.identity.program_id
         if response_id is not None:
             self._named.put(scope, digest_of(b"response", scope, response_id), program_id)
@@ -233,11 +235,13 @@ class Lineage:
         for items in map(list, answers):
             if not items:
                 continue  # the prompt is no state, or each request would continue itself
-            reached(self._states, scope, prompt, items, program_id, peer=placed.peer)
-            self._note_given(scope, prompt, items, program_id)
-            self._turns.answered(scope, program_id, items, placed.said.items)
             for item in items:
                 self._note_answer(scope, placed, item)
+            if is_part:
+                continue
+            reached(self._states, scope, prompt, items, (program_id, placed.identity.agent), peer=placed.peer)
+            self._note_given(scope, prompt, items, program_id)
+            self._turns.answered(scope, program_id, items, placed.said.items)
             if placed.prompt is not None and len(placed.prompt.answers) < _MOST_GIVEN:
                 size = placed.prompt.size()
                 placed.prompt.answers.append(parts_of(items))
@@ -339,6 +343,7 @@ class Lineage:
             is_new = lead is not None and had.lead is not None and lead != had.lead
             behind = _behind(said, known)
             is_same = had.next is None or any(map(had.next.is_related_to, (behind, behind.partition(b"\0")[0])))
+            is_same = is_same or had.is_passed_on
             answers = (asked.key_of(said.items[at]) for at in said.answers if at >= known)
             later = (self._answers.get(asked.scope, key) for key in answers)
             if is_new or not (is_same or any(each is not None and program_id in each.owners for each in later)):
@@ -394,13 +399,17 @@ class Lineage:
         keys = keys_of(asked.scope, values)
         return _Told(items, text, values, keys, self._asked.all(keys), is_whole)
 
-    def _agent(self, asked: _Asked, program_id: ProgramId, kind: str) -> tuple[int, str]:
-        """The number of an agent in its program, by its system prompt, and its kind. `kind` is what the call says that
-        has started it."""
+    def _agent(self, asked: _Asked, program_id: ProgramId, kind: str, number: int | None) -> tuple[int, str]:
+        """The number of an agent in its program, by its system prompt unless it is known, and its kind. `kind` is what
+        the call says that starts it now."""
         key, system = digest_of(b"agents", program_id), asked.system.of_agent
         agents = self._agents.get(asked.scope, key) or []
         count = len(agents)
-        number = next((at for at, each in enumerate(agents) if each[0].is_nearly(system)), min(count, _MOST_AGENTS - 1))
+        if number is None:
+            others = [at for at, each in enumerate(agents) if not each[1]]
+            alike = (at for at, each in enumerate(agents) if each[0].is_nearly(system) and not kind)
+            is_one = not kind and len(others) >= _MOST_AGENTS
+            number = next(alike, others[-1] if is_one else min(count, _MOST_STARTED))
         kind = kind or (agents[number][1] if number < count else "")
         agents[number : number + 1] = [(system, kind)]
         if not count:
@@ -528,7 +537,9 @@ class Lineage:
         asked = [*texts_of(next(_told_before(placed.said.items, len(placed.said.items)), ("other",)))][-1:]
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
-        return self._handed.add(scope, placed.start, HandedText(placed.identity.program_id, kind, line), ways, told)
+        own = placed.identity
+        task = HandedText(own.program_id, kind, line, own.thread_id)
+        return self._handed.add(scope, placed.start, task, ways, told)
 
     def _is_told(self, scope: str, text: str, prompt: list[str]) -> bool:
         """Whether a model has a text from its prompt, or may have it."""
@@ -575,9 +586,12 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
     return digest_of(start, "answer", "".join(texts_of(in_order(item))))
 
 
-def _system_of(texts: tuple[str, ...]) -> _System:
-    text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
-    return _System(text, sample_of(text.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
+def _system_of(prompts: tuple[tuple[str, ...], ...], first: int) -> _System:
+    """The system prompts of a request, the first ones of which stand before everything else, and tell the agent."""
+    items: list[Item] = [("message", "system", "", "text", each) for texts in prompts for each in texts]
+    text, is_whole = searched_texts(items)
+    own = searched_texts(items[: sum(map(len, prompts[:first]))])[0] if 0 < first < len(prompts) else text
+    return _System(text, sample_of(own.translate(None, b"0123456789")), pieces_of(text), sample_of(text), is_whole)
 
 
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt

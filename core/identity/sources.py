@@ -182,16 +182,9 @@ _Finder = Callable[[_Request], Iterator[_Ids]]
 def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Identity | Evidence:
     """The identity that a request carries, or what helps to find its program.
 
-    Weft's own fields and vLLM's session are refused if they are malformed. Those of others are then ignored, and the
-    next source counts.
-
-    Args:
-        headers: The names in lower case and the values, as ASGI hands them over. The first one of a name counts.
-        body: The request's JSON object.
-        scope: What the ids of this API key begin with; see `weft.engine.http.identity.scope_of`.
-
-    Raises:
-        InvalidIdError: An id of Weft's own, or a session, is malformed.
+    Weft's own fields and vLLM's session are refused if they are malformed (InvalidIdError). Those of others are then
+    ignored, and the next source counts. The headers' names are in lower case, as ASGI hands them over, and the first
+    one of a name counts. The ids of an API key begin with its scope; see `weft.engine.http.identity.scope_of`.
     """
     arguments = body.get("vllm_xargs")
     texts = {name.decode("latin-1"): value.decode("latin-1").strip() for name, value in reversed([*headers])}

@@ -22,6 +22,7 @@ class State:
     waiting: set[ProgramId] = field(default_factory=set)  # of these, have not gone on
     prompts: dict[Digest, ProgramId] = field(default_factory=dict)  # how it was continued, and by whom
     is_crowded: bool = False  # more programs reached it than it has owners
+    agent: int = 0  # the number of the agent that reached it first, in its program
 
     def size(self) -> int:
         """For how many states it counts: for one in a conversation without forks and twins."""
@@ -36,13 +37,13 @@ def longest(states: Recent[State], scope: str, said: Said) -> tuple[int, State |
 
 
 def reached(
-    states: Recent[State], scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId, *, peer: str
+    states: Recent[State], scope: str, prompt: Digest, answer: list[Item], owner: tuple[ProgramId, int], *, peer: str
 ) -> None:
-    """Note that a program has reached the state after a prompt and its answer."""
+    """Note that an agent of a program has reached the state after a prompt and its answer."""
     *_, digest = chain(prompt, item_keys(answer))
-    state = states.get(scope, digest)
+    (program_id, agent), state = owner, states.get(scope, digest)
     if state is None:
-        state = State()
+        state = State(agent=agent)
         states.put(scope, digest, state)
     size = state.size()
     if program_id in state.owners or len(state.owners) < _MOST_OWNERS:

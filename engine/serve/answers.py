@@ -55,7 +55,9 @@ def _dumped(value: Mapping[str, Any]) -> bytes:
 
 _MOST_BYTES: Final = 64 << 20  # of a response; a longer one is not read
 _UNREAD_BYTES: Final = 16 << 10  # events are read together, until there are so many bytes
-_END: Final = re.compile(rb'"finish_reason": ?"|response\.(?:in)?complete|message_delta')  # of an answer
+_END: Final = re.compile(  # of an answer, or of a tool call in it
+    rb'"finish_reason": ?"|response\.(?:in)?complete|message_delta|content_block_stop|output_item\.done'
+)
 _LONGEST_END: Final = 32
 
 
@@ -66,6 +68,8 @@ class AnswerReader:
         is_stream: Whether the response is a stream of server-sent events.
     """
 
+    PART: Final = "weft_is_part"  # a member of what is a tool call of an answer that goes on
+
     def __init__(self, *, is_stream: bool) -> None:
         self._is_stream = is_stream
         self._rest = bytearray()  # what has not been read yet
@@ -75,7 +79,7 @@ class AnswerReader:
         self._blocks: dict[int, dict[str, Any]] = {}  # of Anthropic's Messages
 
     def take(self, data: bytes, *, is_last: bool) -> list[Mapping[str, Any]]:
-        """Take a piece, and return the answers that are complete with it, in the form of whole responses."""
+        """Take a piece, and return the answers that are complete with it, in the form of whole responses; and parts."""
         self._read_bytes += len(data)
         if self._read_bytes > _MOST_BYTES:
             self._rest.clear()
@@ -116,6 +120,11 @@ class AnswerReader:
                 block["text"] = block.get("text", "") + delta.get("text", "")
             elif block is not None and delta.get("type") == "input_json_delta":
                 block["json"] += delta.get("partial_json", "")
+        elif kind == "content_block_stop":
+            block = self._blocks.get(event.get("index", 0), {})
+            return {"content": [_read(block)], self.PART: True} if block.get("json") else None
+        elif kind == "response.output_item.done" and event.get("item", {}).get("type") == "function_call":
+            return {"output": [event["item"]], self.PART: True}
         elif kind == "message_delta":  # it has the reason of the end
             return {"content": self._content()}
         elif kind == "response.output_text.delta":
@@ -124,8 +133,7 @@ class AnswerReader:
 
     def _content(self) -> list[Mapping[str, Any]]:
         """The blocks of Anthropic's Messages with the arguments that their deltas brought."""
-        blocks = (block for _index, block in sorted(self._blocks.items()))
-        return [{**each, "input": _object(each["json"].encode())} if each["json"] else each for each in blocks]
+        return [_read(block) for _index, block in sorted(self._blocks.items())]
 
     def _chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
         ended = []
@@ -138,6 +146,10 @@ class AnswerReader:
             if choice.get("finish_reason"):
                 ended.append({"message": self._messages.pop(choice.get("index", 0))})
         return {"id": chunk.get("id"), "choices": ended} if ended else None
+
+
+def _read(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**block, "input": _object(block["json"].encode())} if block["json"] else block
 
 
 def _add_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:

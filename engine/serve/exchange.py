@@ -298,7 +298,8 @@ class _ServedExchange(Exchange):
             response_id = name if isinstance(name, str) else None
             if not self._placed.said.items:
                 self._engine.families.answered(self._placed.identity, items, self._id_scope)
-            await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id)
+            is_part = AnswerReader.PART in answer
+            await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id, is_part)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
         code = error_code(self._refused_by) if self._refused_by is not None else "invalid_request"

@@ -121,10 +121,16 @@ class SharedLineage:
         self._left.append((placed, scope))
 
     async def answered(
-        self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None
+        self,
+        placed: Placed,
+        answers: Iterable[Iterable[Item]],
+        scope: str,
+        response_id: str | None,
+        is_part: bool = False,
     ) -> None:
         await self._lock.acquire()
-        await self._locked(placed.body_bytes, partial(self._lineage.answered, placed, answers, scope, response_id))
+        work = partial(self._lineage.answered, placed, answers, scope, response_id, is_part)
+        await self._locked(placed.body_bytes, work)
 
     async def _locked(self, body_bytes: int, work: Callable[[], R]) -> R:
         """Do what the lock was taken for, on another thread if the request is large."""

@@ -359,6 +359,64 @@ def test_an_agent_that_is_handed_a_task_is_in_the_program() -> None:
     assert server.call(prompted("You search.", TASK.upper()), "b") != first
 
 
+def agents_started(*tasks: str) -> dict[str, Any]:
+    """An answer that starts sub-agents of one kind."""
+    texts = [json.dumps({"subagent_type": "Explore", "prompt": task}) for task in tasks]
+    functions = [{"name": "Agent", "arguments": text} for text in texts]
+    return {
+        "tool_calls": [
+            {"id": f"toolu_{task[-9:]}", "function": each} for task, each in zip(tasks, functions, strict=True)
+        ]
+    }
+
+
+def test_each_agent_that_a_tool_call_starts_is_a_thread() -> None:
+    """Several at once have one system prompt, which may be nearly that of the agent that starts them. Later messages
+    of the system are no other agent's, and so are agents that it starts itself."""
+    server = Server()
+    tasks = [f"Count the ships in harbour {number}." for number in range(3)]
+    ask(server, prompted("You search.", "Count all ships."), **agents_started(*tasks))
+    found = [server.send(prompted("You search.", task)) for task in tasks]
+    assert [placed.identity.thread_id for placed in found] == ["agent-1", "agent-2", "agent-3"]
+    for placed in found:
+        server.answer(placed, "Seven.")
+    later = [
+        *prompted("You search.", tasks[1], "Seven."),
+        {"role": "system", "content": "These agents are there: " * 9},
+    ]
+    placed = server.send([*later, {"role": "user", "content": "Go on."}])
+    assert placed.identity.thread_id == "agent-2"
+    server.lineage.answered(
+        placed, items_of_answer({"choices": [{"message": agents_started("Count the gulls there.")}]}), "-", None
+    )
+    nested = server.send(prompted("You search.", "Count the gulls there.")).identity
+    assert (nested.thread_id, nested.parent_thread_id) == ("agent-4", "agent-2")
+    assert server.send(prompted("You search.", "Count all ships.")).identity.thread_id is None
+
+
+def test_an_agent_that_starts_before_its_answer_has_ended_is_in_the_program() -> None:
+    """Claude Code calls a tool as soon as the model has written that call, while it writes the next one."""
+    server = Server()
+    placed = server.send(prompted("You delegate.", "Count all ships."))
+    answer = agents_started("Count the ships in the north.")
+    part = items_of_answer({"choices": [{"message": answer}]})
+    server.lineage.answered(placed, part, "-", None, is_part=True)
+    assert server.call(prompted("You search.", "Count the ships in the north."), "b") == placed.identity.program_id
+
+
+def test_a_conversation_goes_on_although_another_agent_of_the_program_has_its_answer() -> None:
+    """Qwen Code asks itself what is worth remembering, in another role, and begins anew with the state of the folder.
+    If the same agent has gone on from a single exchange, then it is an example."""
+    memory = "What you know of your user stands in these files. " * 30
+    extractor, coder = (each + memory for each in ("You extract. " * 40, "You code. " * 90))
+    for system, is_program in ((extractor, True), (coder, False)):
+        server = Server()
+        first = server.call(prompted(coder, "Folder: empty", "Got it.", "Say hi."), "Hi")
+        assert server.call(prompted(system, "Folder: empty", "Got it.", "Say hi.", "Hi", "Remember?"), "No") == first
+        resumed = prompted(coder, "Folder: notes", "Got it.", "Say hi.", "Hi", "Thank you.")
+        assert (server.call(resumed, "Bye") == first) is is_program
+
+
 def test_an_agent_that_is_handed_an_answer_is_in_the_program() -> None:
     """A critic gets the writer's text as a user's message."""
     server = Server()

@@ -64,6 +64,24 @@ def test_a_stream_is_read_as_its_whole(events: list[dict[str, Any]], size: int) 
     assert [items_of_answer(answer) for answer in found] == [[ITEMS]]
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*ANTHROPIC[:-2], {"type": "content_block_stop", "index": 1}],
+        [*RESPONSES[:-1], {"type": "response.output_item.done", "item": OUTPUT[1]}],
+    ],
+    ids=["anthropic", "responses"],
+)
+def test_a_tool_call_is_there_before_the_rest_of_its_answer(events: list[dict[str, Any]]) -> None:
+    """Claude Code makes it at once, and the model goes on with the next one. It is a part of the answer."""
+    reader = AnswerReader(is_stream=True)
+    *before, last = (b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    assert [answer for piece in before for answer in reader.take(piece, is_last=False)] == []
+    (part,) = reader.take(last, is_last=False)
+    assert AnswerReader.PART in part
+    assert items_of_answer(part) == [ITEMS[1:]]
+
+
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as vLLM writes", "with spaces"])
 def test_an_answer_is_there_before_its_last_event_goes_on(separators: tuple[str, str]) -> None:
     """A client that goes on at once finds its program. Events are read together, also those of a long answer."""

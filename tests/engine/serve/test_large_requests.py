@@ -46,9 +46,9 @@ class Watched(Lineage):
         assert self.goes_on.wait(60), "the event loop stood"
         return super().place(evidence, body, scope, peer)
 
-    def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
+    def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], *more: Any, **keywords: Any) -> None:
         self.noted.append(threading.current_thread() is threading.main_thread())
-        super().answered(placed, answers, scope, response_id)
+        super().answered(placed, answers, *more, **keywords)
 
 
 async def until(condition: Callable[[], bool]) -> None:
