@@ -49,7 +49,7 @@ def test_the_simulator_stretches_arrivals_to_a_load(weft: WeftCommand, tmp_path:
 
 def test_programs_that_all_arrive_at_once_get_arrivals() -> None:
     """Recordings without times get a Poisson process of the load's rate, another one for another seed."""
-    programs = [TraceProgram(f"p{number}", "p", (TraceCall("a", (), 4),), arrival_s=7.0) for number in range(400)]
+    programs = [TraceProgram(f"p{number}", (TraceCall("a", (), 4),), arrival_s=7.0) for number in range(400)]
     engine = SimSettings(batch_size=8)
     found = with_load(programs, 0.5, engine)
     arrivals_s = [each.arrival_s for each in found]
