@@ -48,7 +48,7 @@ help:
 	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
 	@echo "make test-full  what CI has no room for: test-clients and test-soak, each with its seconds"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
-	@echo "make coverage   the lines and branches that no test reaches, those of make test-slow included (an hour and a half); T= as above"
+	@echo "make coverage   the lines and branches that no test reaches, those of make test-slow included (far longer than both); T= as above"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
 	@echo "make test-tsan  the swap kernel's threads under ThreadSanitizer (half a minute)"
