@@ -382,6 +382,7 @@ def test_an_announced_call_keeps_its_context_for_a_while(policy: str) -> None:
     kept.happened("q", ToolStarted("quick", 1), 2.0)
     kept.happened("p", CallAnnounced(), 20.0)
     kept.happened("unknown", CallAnnounced(), 20.0)
+    assert kept.order.next_blocks(2, 20.0) == ["b", "a"], "before the next epoch"
     kept.epoch(kept.memory, 21.0)
     assert kept.order.next_blocks(2, 21.0) == ["b", "a"]
     kept.epoch(kept.memory, 20.0 + MOST_SOON_S)

@@ -122,3 +122,4 @@ def test_a_timeout_may_be_left_out() -> None:
     """None means no limit, and whole seconds are converted to float."""
     assert check_timeout(None, "timeout_s") is None
     assert check_timeout(3, "timeout_s") == 3.0
+    assert check_timeout(0.5, "timeout_s") == 0.5
