@@ -153,6 +153,17 @@ def test_a_prefix_that_programs_share_outlives_them() -> None:
     assert evicted(kept, 5.0) == ["sp", "sq", "o", "s"]
 
 
+def test_a_prefix_that_was_used_again_outlives_what_came_behind_it() -> None:
+    """The end of an ended program's context goes first, and its beginning when its own last use is the oldest."""
+    kept = retention()
+    play(kept, "p", "ab", 1.0)
+    play(kept, "q", "c", 2.0)
+    play(kept, "p", "a", 3.0)
+    for program in "pq":
+        kept.happened(program, ProgramGone(), 4.0)
+    assert kept.order.next_blocks(3, 4.0) == ["ab", "c", "a"]
+
+
 def test_what_runs_is_not_evicted() -> None:
     """Blocks in use are no victims, with everything before them."""
     kept = retention()
