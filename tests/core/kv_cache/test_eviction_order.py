@@ -430,6 +430,21 @@ def test_parts_of_an_epoch_are_a_whole_one() -> None:
     parts.check_integrity()
 
 
+def test_a_decision_that_changes_in_a_part_of_an_epoch_changes_the_order() -> None:
+    """The KV cache was so full that nothing was held. With room, the context whose tool still runs is."""
+    kept = retention("ttl")
+    known(kept, slow=100.0, quick=1.0)
+    kept.observe_memory(Memory(0.95, 100, 1e-3))
+    for number, (program, tool) in enumerate((("p", "slow"), ("q", "quick"))):
+        play(kept, program, program, 1.0 + number)
+        kept.happened(program, ToolStarted(tool, 1), 1.0 + number)
+    assert kept.order.next_blocks(2, 3.0) == ["p", "q"]
+    kept.observe_memory(Memory(0.1, 100, 1e-3))
+    for each in kept.to_revisit():
+        kept.revisit(each, 9.0)
+    assert kept.order.next_blocks(2, 9.0) == ["q", "p"]
+
+
 class OrderMachine(RuleBasedStateMachine):
     """Calls begin, grow, end and are preempted, programs end, and blocks are evicted. The reference keeps each context
     as a list of blocks, and looks for the victim among all blocks."""

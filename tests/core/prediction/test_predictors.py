@@ -111,6 +111,15 @@ def test_most_calls_of_an_ordered_queue_start_at_once() -> None:
     assert waits.median_s == 0.0
 
 
+@pytest.mark.parametrize(("waits_s", "median_s"), [([5.0], 5.0), ([1.0, 90.0, 2.0], 2.0), ([4.0, 90.0, 1.0, 2.0], 3.0)])
+def test_the_median_is_of_all_waits(waits_s: list[float], median_s: float) -> None:
+    """Of an even number it is the mean of the two in the middle."""
+    waits = WaitsByLevel().of(0)
+    for number, wait_s in enumerate(waits_s):
+        waits.observe(100.0 + number, wait_s)
+    assert waits.median_s == median_s
+
+
 def test_the_first_wait_counts_in_full() -> None:
     """A queue of which one call has started so far is not taken for an empty one."""
     waits = WaitsByLevel().of(1)
