@@ -286,10 +286,6 @@ def _by_header(*names: str, starters: tuple[str, ...] = ("x-parent-session-id",)
     return find
 
 
-def _vllm_session(request: _Request) -> Iterator[_Ids]:
-    yield _Ids(_session(request), starter=_header(request, "x-parent-session-id"))
-
-
 def _dynamo(request: _Request) -> Iterator[_Ids]:
     for kind in ("session", "trajectory"):
         names = (f"x-dynamo-parent-{kind}-id", f"x-dynamo-{kind}-parent", f"x-dynamo-{kind}-parent-id")
@@ -330,7 +326,7 @@ SOURCES: Final[tuple[tuple[Source, _Finder], ...]] = (
     (Source.CODEX, _codex),
     (Source.THUNDERAGENT, lambda request: iter([_Ids(request.body.get("program_id"))])),
     (Source.OPENCODE, _by_header("x-opencode-session")),
-    (Source.SESSION, _vllm_session),
+    (Source.SESSION, lambda request: iter([_Ids(_session(request), starter=_header(request, "x-parent-session-id"))])),
     (Source.DYNAMO, _dynamo),
     (Source.AFFINITY, _by_header("x-session-affinity")),
     (Source.AGENTIC_CONTEXT, _agentic_context),

@@ -61,14 +61,16 @@ _END: Final = re.compile(  # of an answer, or of a tool call in it
 _LONGEST_END: Final = 32
 
 
+# In the form of a whole response, and whether it is only a part: a tool call of an answer that goes on.
+ReadAnswer = tuple[Mapping[str, Any], bool]
+
+
 class AnswerReader:
     """Takes the bytes of one response.
 
     Args:
         is_stream: Whether the response is a stream of server-sent events.
     """
-
-    PART: Final = "weft_is_part"  # a member of what is a tool call of an answer that goes on
 
     def __init__(self, *, is_stream: bool) -> None:
         self._is_stream = is_stream
@@ -78,8 +80,8 @@ class AnswerReader:
         self._messages: dict[int, dict[str, Any]] = {}  # of Chat Completions, by choice
         self._blocks: dict[int, dict[str, Any]] = {}  # of Anthropic's Messages
 
-    def take(self, data: bytes, *, is_last: bool) -> list[Mapping[str, Any]]:
-        """Take a piece, and return the answers that are complete with it, in the form of whole responses; and parts."""
+    def take(self, data: bytes, *, is_last: bool) -> list[ReadAnswer]:
+        """Take a piece, and return the answers that are complete with it, and parts."""
         self._read_bytes += len(data)
         if self._read_bytes > _MOST_BYTES:
             self._rest.clear()
@@ -87,7 +89,7 @@ class AnswerReader:
         unsearched = max(0, len(self._rest) - _LONGEST_END)
         self._rest += data
         if not self._is_stream:
-            return [_object(bytes(self._rest))] if is_last else []
+            return [(_object(bytes(self._rest)), False)] if is_last else []
         self._has_end = self._has_end or _END.search(self._rest, unsearched) is not None
         if not (self._has_end or is_last) and len(self._rest) < _UNREAD_BYTES:
             return []
@@ -96,22 +98,22 @@ class AnswerReader:
         self._has_end = _END.search(rest) is not None
         lines = (line for event in events for line in event.split(b"\n") if line.startswith(b"data:"))
         answers = (self._event(_object(line.removeprefix(b"data:"))) for line in lines)
-        return [answer for answer in answers if answer]
+        return [answer for answer in answers if answer is not None]
 
-    def left(self) -> list[Mapping[str, Any]]:
+    def left(self) -> list[ReadAnswer]:
         """The answers of a stream that its client has left, as far as they have come."""
         answers = self.take(b"\n\n", is_last=True)
-        answers.append({"choices": [{"message": message} for message in self._messages.values()]})
-        return [*answers, {"content": self._content()}] if self._blocks else answers
+        answers.append(({"choices": [{"message": message} for message in self._messages.values()]}, False))
+        return [*answers, ({"content": self._content()}, False)] if self._blocks else answers
 
-    def _event(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _event(self, event: Mapping[str, Any]) -> ReadAnswer | None:
         if isinstance(event.get("choices"), list):
             return self._chunk(event)
         kind = event.get("type")
         if kind in ("response.completed", "response.incomplete"):
             self._messages.clear()
             response = event.get("response")
-            return response if isinstance(response, Mapping) else None
+            return (response, False) if isinstance(response, Mapping) else None
         if kind == "content_block_start":
             self._blocks[event.get("index", 0)] = {**event.get("content_block", {}), "json": ""}
         elif kind == "content_block_delta":
@@ -122,11 +124,11 @@ class AnswerReader:
                 block["json"] += delta.get("partial_json", "")
         elif kind == "content_block_stop":
             block = self._blocks.get(event.get("index", 0), {})
-            return {"content": [_read(block)], self.PART: True} if block.get("json") else None
+            return ({"content": [_read(block)]}, True) if block.get("json") else None
         elif kind == "response.output_item.done" and event.get("item", {}).get("type") == "function_call":
-            return {"output": [event["item"]], self.PART: True}
+            return {"output": [event["item"]]}, True
         elif kind == "message_delta":  # it has the reason of the end
-            return {"content": self._content()}
+            return {"content": self._content()}, False
         elif kind == "response.output_text.delta":
             self._messages.setdefault(0, {"content": ""})["content"] += event.get("delta", "")
         return None
@@ -135,7 +137,7 @@ class AnswerReader:
         """The blocks of Anthropic's Messages with the arguments that their deltas brought."""
         return [_read(block) for _index, block in sorted(self._blocks.items())]
 
-    def _chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _chunk(self, chunk: Mapping[str, Any]) -> ReadAnswer | None:
         ended = []
         for choice in chunk["choices"]:
             message = self._messages.setdefault(choice.get("index", 0), {"content": "", "tool_calls": []})
@@ -145,7 +147,7 @@ class AnswerReader:
                 _add_call(message["tool_calls"], part)
             if choice.get("finish_reason"):
                 ended.append({"message": self._messages.pop(choice.get("index", 0))})
-        return {"id": chunk.get("id"), "choices": ended} if ended else None
+        return ({"id": chunk.get("id"), "choices": ended}, False) if ended else None
 
 
 def _read(block: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -107,9 +107,6 @@ class ServedEngine(EngineClient):
             self._log.info("call failed", code=error_code(error), reason=str(error))
             raise GracefulHTTPError(message, HTTPStatus(error_status(error))) from error
 
-    def encode(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        self._refuse()
-
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Does nothing: a call ends when its generator is closed."""
 
@@ -157,7 +154,7 @@ class ServedEngine(EngineClient):
 
     # -- vLLM's operations on one engine, which routes for development and training use
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         raise GracefulHTTPError(
             "weft serve does not do this for its replicas; use vLLM's own server.", HTTPStatus.NOT_IMPLEMENTED
         )
@@ -165,6 +162,7 @@ class ServedEngine(EngineClient):
     async def _refused(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         self._refuse()
 
+    encode = _refuse
     start_profile = stop_profile = reset_mm_cache = reset_encoder_cache = reset_prefix_cache = _refused
     sleep = wake_up = release_kv_cache_memory = pause_generation = resume_generation = add_lora = _refused
 

@@ -20,7 +20,6 @@ from weft.core.identity.sources import trace_id
 from weft.core.routing.admission import Refused, check_timeout, refused_by
 from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
-from weft.engine.http.bodies import Arrivals
 from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.http.http_errors import (
     error_body,
@@ -81,20 +80,8 @@ class _ServedExchange(Exchange):
     trust_advice = 'trust an API key by "trusted = true" in the file of --api-key-file'
     limit_advice = f"raise {LIMIT_VARIABLE}, or the key's max_body_bytes"
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        max_body_bytes: int,
-        arrivals: Arrivals,
-        *,
-        engine: ServedEngine,
-        client: ApiKey,
-    ) -> None:
-        super().__init__(
-            scope, receive, send, max_body_bytes, arrivals, id_scope=client.scope, takes_figures=client.is_trusted
-        )
+    def __init__(self, scope: Scope, *arguments: Any, engine: ServedEngine, client: ApiKey) -> None:
+        super().__init__(scope, *arguments, id_scope=client.scope, takes_figures=client.is_trusted)
         self._client = client
         self._path = path_of(scope)
         self._engine = engine
@@ -117,8 +104,8 @@ class _ServedExchange(Exchange):
     async def identify(self, request: dict[str, Any], body_bytes: int) -> bool:
         if self._path not in _ADMITTED:
             return False
-        of_tokens = self._path == _TOKENS
-        holder, name = (request.get("sampling_params"), "extra_args") if of_tokens else (request, "vllm_xargs")
+        tokens = (request.get("sampling_params"), "extra_args")
+        holder, name = tokens if self._path == _TOKENS else (request, "vllm_xargs")
         arguments = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(holder, dict) or not (arguments is None or isinstance(arguments, dict)):
             return False  # vLLM refuses it
@@ -195,6 +182,8 @@ class _ServedExchange(Exchange):
         if self._is_gone and self._answers is not None:  # the client may go on with what it has got
             answers, self._answers = self._answers.left(), None
             await self._note(answers)
+            if self._placed is not None:
+                self._engine.lineage.left(self._placed, self._id_scope)
         return message
 
     async def send(self, message: Message) -> None:
@@ -204,8 +193,7 @@ class _ServedExchange(Exchange):
             more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
             if request.failure is not None and message["status"] >= 400:
                 more += _encoded(request.failure)
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            is_stream = kind.startswith(b"text/event-stream")
+            is_stream = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             if message["status"] == HTTPStatus.OK and (self._reads_answers or self._path == _RESPONSES):
                 self._answers = AnswerReader(is_stream=is_stream)
             message = {**message, "headers": [*message.get("headers", ()), *more]}
@@ -287,18 +275,17 @@ class _ServedExchange(Exchange):
         await super().send({"type": "http.response.body", "body": body})
         return True
 
-    async def _note(self, answers: list[Mapping[str, Any]]) -> None:
+    async def _note(self, answers: list[tuple[Mapping[str, Any], bool]]) -> None:
         """Note answers before the client gets them, because it may go on at once."""
         if self._placed is None:
             return
-        for answer in answers:
+        for answer, is_part in answers:
             items = items_of_answer(answer) if self._reads_answers else []
             self._has_answer |= any(items)
             name = answer.get("id") if self._path == _RESPONSES else None
             response_id = name if isinstance(name, str) else None
             if not self._placed.said.items:
                 self._engine.families.answered(self._placed.identity, items, self._id_scope)
-            is_part = AnswerReader.PART in answer
             await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id, is_part)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
@@ -320,9 +307,8 @@ class _ServedExchange(Exchange):
         try:
             return check_timeout(float(text), name.decode())
         except ValueError:
-            raise InvalidRequestError(
-                f"{name.decode()} must be a number of seconds above 0, not {text!r:.80}."
-            ) from None
+            wrong = f"{name.decode()} must be a number of seconds above 0, not {text!r:.80}."
+            raise InvalidRequestError(wrong) from None
 
 
 def _hints(request: Mapping[str, Any]) -> dict[str, Any]:

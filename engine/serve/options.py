@@ -65,11 +65,9 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     if options.model is None:
         options.served_model_name = options.served_model_name or [EMBEDDED_NAME]
         options.enable_auto_tool_choice, options.tool_call_parser = True, options.tool_call_parser or "hermes"
-    for_engine = {
-        name: value
-        for name, value in vars(options).items()
-        if name in VllmArgs.__annotations__ and name not in _OURS and value != getattr(defaults, name)
-    }
+    names = VllmArgs.__annotations__.keys() - _OURS
+    given = [(name, value) for name, value in vars(options).items() if name in names]
+    for_engine = {name: value for name, value in given if value != getattr(defaults, name)}
     for_engine["disable_log_stats"] = options.disable_log_stats  # vLLM's default, for its metrics, is not Weft's
     return options, for_engine
 

@@ -79,13 +79,9 @@ class OpenPrograms:
         if left_s is not None:
             self._times.note(kind, self._clock() - left_s)
         if program is None:
-            program = Program(
-                identity.program_name or "program",
-                tenant=identity.tenant,
-                deadline_s=deadline_s,
-                metadata={"traceparent": traceparent} if traceparent else None,
-                ids=_GivenIds(program_id, identity.session_id),
-            )
+            name, ids = identity.program_name or "program", _GivenIds(program_id, identity.session_id)
+            metadata = {"traceparent": traceparent} if traceparent else None
+            program = Program(name, tenant=identity.tenant, deadline_s=deadline_s, metadata=metadata, ids=ids)
             if identity.parent_program_id is not None:
                 program.reports.note_parent(identity.parent_program_id)
             program.reports.end_when_idle(
@@ -229,13 +225,9 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
         return
     found = decode_control(message)
     if isinstance(found, ProgramsEnded):
-        states = (
-            (found.failed, ProgramState.FAILED),  # these two also are among all that have ended
-            (found.cancelled, ProgramState.CANCELLED),
-            (found.program_ids, ProgramState.FINISHED),
-            (found.abandoned, ProgramState.ABANDONED),
-        )
-        for ids, state in states:
+        states = (ProgramState.FAILED, ProgramState.CANCELLED, ProgramState.FINISHED, ProgramState.ABANDONED)
+        lists = (found.failed, found.cancelled, found.program_ids, found.abandoned)  # the third has the first two, too
+        for ids, state in zip(lists, states, strict=True):
             for program_id in ids[:MOST_ITEMS]:
                 programs.end(ProgramId(f"{scope}/{program_id}"), state)
     elif isinstance(found, ProgramEvents):

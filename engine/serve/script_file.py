@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,7 @@ def read_script(path: Path) -> Callable[[Mapping[str, Any]], AnyReply]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ScriptFileError(path, None, f"cannot be read: {error}") from error
-    return _function_of(path, text) if path.suffix == ".py" else _rules_of(path, text)
+    return _function_of(path) if path.suffix == ".py" else _rules_of(path, text)
 
 
 def _rules_of(path: Path, text: str) -> _Rules:
@@ -160,23 +161,18 @@ def _line_of(text: str, place: tuple[int | str, ...]) -> int:
     return 1
 
 
-def _function_of(path: Path, text: str) -> Callable[[Mapping[str, Any]], AnyReply]:
+def _function_of(path: Path) -> Callable[[Mapping[str, Any]], AnyReply]:
     spec = importlib.util.spec_from_file_location("weft_script", path)
     assert spec is not None  # noqa: S101  the suffix is .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
     try:
-        compile(text, path, "exec")
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ScriptFileError(path, error.lineno, error.msg) from error
     except Exception as error:
-        trace, line = error.__traceback__, None
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == str(path):
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        raise ScriptFileError(path, line, f"{type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        raise ScriptFileError(path, lines[-1] if lines else None, f"{type(error).__name__}: {error}") from error
     function = getattr(module, "reply", None)
     if not callable(function):
         raise ScriptFileError(path, None, "has no function reply(request)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Final
 
 from weft.core.accounts import Attained
@@ -163,11 +163,11 @@ def _named(
             yield call_ids, []
             return
     threads: NamedThreads = program.reports.framework_state("threads", NamedThreads)
-    call_ids = threads.start_call(
+    call_ids, ended = threads.start_call(
         program.reports, identity.thread_id, identity.parent_thread_id, label=identity.label, agent=identity.agent
     )
     try:
-        yield call_ids, threads.ended
+        yield call_ids, ended
     finally:
         threads.leave(call_ids)
 
@@ -184,12 +184,7 @@ def _with_figures(header: CallHeader, given: CallHeader) -> CallHeader:
     ours, theirs = header.attained, given.attained
     return replace(
         header,
-        attained=Attained(
-            service_s=max(ours.service_s, theirs.service_s),
-            total_service_s=max(ours.total_service_s, theirs.total_service_s),
-            wait_s=max(ours.wait_s, theirs.wait_s),
-            total_wait_s=max(ours.total_wait_s, theirs.total_wait_s),
-        ),
+        attained=Attained(*map(max, astuple(ours), astuple(theirs))),
         program_calls=max(header.program_calls, given.program_calls),
         time_left_s=min(header.time_left_s, given.time_left_s),
         program_time_left_s=min(header.program_time_left_s, given.program_time_left_s),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import IPPROTO_TCP, TCP_NODELAY, socket
@@ -22,7 +23,6 @@ import uvicorn
 from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
-from weft.core.routing.admission import Refused
 from weft.engine.http.check_ids import App
 from weft.engine.http.guards import RefuseForeignPages, limited_http
 from weft.engine.multi import AsyncMultiLLMEngine
@@ -126,10 +126,7 @@ async def make_server(
 
 def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -> App:
     """An application behind the server's guards, which are outside all that vLLM adds. `options` are vLLM's."""
-
-    def note(reason: Refused) -> None:
-        served.refused(reason, None)
-
+    note = partial(served.refused, key=None)
     inner: App = Authenticate(ServeRequests(app, served), keys, options.root_path or "", on_refused=note)
     return inner if keys else RefuseForeignPages(inner, options.host, options.allowed_origins, on_refused=note)
 

@@ -36,7 +36,6 @@ class NamedThreads:
         self._are_named = False  # some of the program's calls name a thread
         self._top: ThreadId | None = None  # of the first call that names none
         self._at_top: set[CallId] = set()  # calls in flight that name none
-        self.ended: list[ThreadId] = []  # by the latest call, because the thread that started them goes on
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -49,22 +48,23 @@ class NamedThreads:
         *,
         label: str | None = None,
         agent: int = 0,
-    ) -> CallIdentity:
-        """Name a call; `leave` follows. If others name threads, one that names none goes on with the program's own.
-        The thread that started that one, if the client names it, counts with the thread's first call. Raises
-        ProgramEndedError if the program has ended."""
-        self.ended = self._end_idle_children(reports, thread_id) if self._threads else []
+    ) -> tuple[CallIdentity, list[ThreadId]]:
+        """Name a call; `leave` follows. Returns also the threads that end, because the one that started them goes on.
+        If others name threads, a call that names none goes on with the program's own. `parent_id` counts with the
+        thread's first call. Raises ProgramEndedError if the program has ended."""
+        ended = self._end_idle_children(reports, thread_id) if self._threads else []
         if thread_id is None:
             own = self._top if self._are_named and not self._at_top else None
+            own = ThreadId(f"{own}.{agent}") if own is not None and agent else own
             identity = reports.start_call(object(), label=label, thread_id=own, agent=agent)
             self._top = self._top or identity.thread_id
             self._at_top.add(identity.call_id)
-            return identity
+            return identity, ended
         thread = self._threads.get(thread_id) or self._open(reports, thread_id, parent_id)
         self._threads.move_to_end(thread_id)
         identity = reports.start_call(thread.run, label=label, thread_id=thread_id)
         thread.calls.add(identity.call_id)
-        return identity
+        return identity, ended
 
     def leave(self, identity: CallIdentity) -> None:
         """A call has left, with or without an answer."""

@@ -21,11 +21,13 @@ class Agents:
         self.names: dict[CallId, str] = {}
         self.identities: dict[str, CallIdentity] = {}
 
-    def begin(self, name: str, thread: str | None = None, parent: str | None = None) -> None:
-        identity = self.threads.start_call(
+    def begin(self, name: str, thread: str | None = None, parent: str | None = None) -> list[ThreadId]:
+        """Returns the threads that end."""
+        identity, ended = self.threads.start_call(
             self.program.reports, ThreadId(thread) if thread else None, ThreadId(parent) if parent else None, label=name
         )
         self.identities[name], self.names[identity.call_id] = identity, name
+        return ended
 
     def finish(self, name: str) -> None:
         identity = self.identities[name]
@@ -86,6 +88,15 @@ def test_the_calls_without_a_thread_are_one_thread_whichever_sub_agent_ends_firs
     assert len(agents.program.graph.threads) == 4
 
 
+def test_another_agent_that_names_no_thread_has_one_of_its_own(agents: Agents) -> None:
+    """Also beside agents that name theirs, such as one to which a conversation was handed on."""
+    agents.call("main")
+    agents.call("sub", "s")
+    agents.call("main again")
+    identity, _ended = agents.threads.start_call(agents.program.reports, None, agent=1)
+    assert identity.thread_id == f"{agents.identities['main'].thread_id}.1"
+
+
 def test_calls_without_a_thread_that_overlap_are_several_threads(agents: Agents) -> None:
     """No client of one thread makes two calls at once."""
     agents.call("main")
@@ -100,11 +111,10 @@ def test_a_call_says_which_threads_it_has_ended(agents: Agents) -> None:
     agents.call("main")
     agents.call("left", "l")
     agents.begin("right", "r")
-    agents.call("main again")
-    assert agents.threads.ended == ["l"]
+    assert agents.begin("main again") == ["l"]
+    agents.finish("main again")
     agents.finish("right")
-    agents.call("right again", "r")
-    assert agents.threads.ended == []
+    assert agents.begin("right again", "r") == []
 
 
 def test_the_graph_and_the_call_have_the_name_of_the_thread(agents: Agents) -> None:

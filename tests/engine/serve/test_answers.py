@@ -61,7 +61,7 @@ def test_a_stream_is_read_as_its_whole(events: list[dict[str, Any]], size: int) 
     reader = AnswerReader(is_stream=True)
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
     found = [answer for piece in pieces for answer in reader.take(piece, is_last=False)]
-    assert [items_of_answer(answer) for answer in found] == [[ITEMS]]
+    assert [items_of_answer(answer) for answer, _is_part in found] == [[ITEMS]]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_tool_call_is_there_before_the_rest_of_its_answer(events: list[dict[st
     reader = AnswerReader(is_stream=True)
     *before, last = (b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
     assert [answer for piece in before for answer in reader.take(piece, is_last=False)] == []
-    (part,) = reader.take(last, is_last=False)
-    assert AnswerReader.PART in part
+    ((part, is_part),) = reader.take(last, is_last=False)
+    assert is_part
     assert items_of_answer(part) == [ITEMS[1:]]
 
 
@@ -91,7 +91,7 @@ def test_an_answer_is_there_before_its_last_event_goes_on(separators: tuple[str,
         event = json.dumps(delta(0, content=word), separators=separators)
         assert reader.take(f"data: {event}\n\n".encode(), is_last=False) == []
     end = json.dumps(delta(0, "stop", content="."), separators=separators)
-    (answer,) = reader.take(f"data: {end}\n\n".encode(), is_last=False)
+    ((answer, _is_part),) = reader.take(f"data: {end}\n\n".encode(), is_last=False)
     assert answer["choices"][0]["message"]["content"] == "".join(words) + "."
 
 
@@ -112,7 +112,7 @@ def test_a_stream_that_was_left_is_read_as_far_as_it_came(events: list[dict[str,
     reader = AnswerReader(is_stream=True)
     for event in events:
         assert reader.take(b"data: " + json.dumps(event).encode() + b"\n\n", is_last=False) == []
-    (answer,) = [answer for body in reader.left() for answer in items_of_answer(body) if answer]
+    (answer,) = [answer for body, _is_part in reader.left() for answer in items_of_answer(body) if answer]
     assert answer == [("message", "assistant", "", "text", "I look")]
 
 
@@ -121,7 +121,8 @@ def test_a_whole_response_is_read_with_its_last_piece() -> None:
     body = json.dumps({"choices": [{"message": {"content": "I look.", "tool_calls": [CALL]}}]}).encode()
     reader = AnswerReader(is_stream=False)
     assert reader.take(body[:5], is_last=False) == []
-    (answer,) = reader.take(body[5:], is_last=True)
+    ((answer, is_part),) = reader.take(body[5:], is_last=True)
+    assert not is_part
     assert items_of_answer(answer) == [ITEMS]
 
 
@@ -130,7 +131,7 @@ def test_each_choice_of_a_stream_ends_by_itself() -> None:
     events = [delta(0, content="a"), delta(1, content="b"), delta(1, "stop"), delta(0, "stop", content="c")]
     reader = AnswerReader(is_stream=True)
     data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-    texts = [items_of_answer(answer)[0][0][-1] for answer in reader.take(data, is_last=True)]
+    texts = [items_of_answer(answer)[0][0][-1] for answer, _is_part in reader.take(data, is_last=True)]
     assert texts == ["b", "ac"]
 
 
