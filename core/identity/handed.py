@@ -20,7 +20,7 @@ from weft.core.identity.given import (
     sample_of,
     texts_of,
 )
-from weft.core.identity.items import Digest, Item, digest_of
+from weft.core.identity.items import SILENCE, Digest, Item, digest_of
 from weft.core.identity.pieces import folded
 from weft.core.identity.recent import Recent
 from weft.core.identity.states import SEVERAL
@@ -52,6 +52,7 @@ class HandedText(NamedTuple):
     kind: str  # of the agent; "" if the call does not say
     asked: bytes  # the end of what the model was told, folded
     thread_id: ThreadId | None = None  # of the call that hands it
+    caller: int | None = None  # the number of the agent that hands it on by a tool call
 
 
 class Handed:
@@ -123,12 +124,8 @@ class _Turn(NamedTuple):
 class Turns:
     """The latest turns of the programs of each scope. Those unused for longest are forgotten.
 
-    They find agents of a team that hand on too little to be found by it. A speaker is chosen by a word, and then gets
-    the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
-    it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
-    that a program had, and behind it what its model has just said. So is a short answer alone, if only one program's
-    model ever gave it, and not in words of its prompt: without the question, which would make it an example. A request
-    where it stands in an answer that nobody gave needs a line of the task too, because many answers end alike.
+    They find agents of a team that hand on too little to be found by it. The task alone is no evidence, because others
+    may ask the same; nor is a word. Together they are, and so is a short answer that only one program's model gave.
     """
 
     def __init__(self, is_open: Callable[[ProgramId], bool]) -> None:
@@ -187,7 +184,7 @@ class Turns:
             return None
         text, around = SEPARATOR.join(texts), system.lower()
         first = [item for item in takewhile(is_answer, without_system(items)) if item in given]
-        told = [*first, *(item for item in items if not is_answer(item))]
+        told = [*first, *(item for item in items if item == SILENCE or not is_answer(item))]
         is_told, plain = len(told) == len(items), folded_texts(without_system(told)).lower()
         tasks = _lines_of(without_system(told)) if not is_told else []
         lines = _lines_of([each for each in items[-_MOST_CANNED:] if is_answer(each) and each not in given])

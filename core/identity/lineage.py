@@ -39,7 +39,8 @@ from weft.core.identity.given import (
     texts_of,
 )
 from weft.core.identity.handed import Handed, HandedText, Turns
-from weft.core.identity.items import Digest, Item, digest_of, in_order, utf8_bytes
+from weft.core.identity.items import SILENCE, Digest, Item, digest_of, in_order, utf8_bytes
+from weft.core.identity.items import chain as chain_of
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
@@ -48,6 +49,7 @@ from weft.core.identity.states import SEVERAL, State, continued, go_on, longest,
 from weft.core.ids import IdSource, ProgramId, ThreadId
 
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
+Answers = Iterable[Iterable[Item]]  # the items of each
 _DESCRIBED: Final = tuple(each.name for each in dataclasses.fields(Described))
 _MOST_GIVEN: Final = 16  # answers to a prompt
 _GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
@@ -79,6 +81,15 @@ class _Given(NamedTuple):
 
     program_id: ProgramId
     handed: list[Digest]  # the short texts in it, which may become another agent's task until it returns
+
+
+class _Agent(NamedTuple):
+    """An agent of a program."""
+
+    system: Sample  # of its system prompt
+    kind: str = ""  # what the tool call says that has started it
+    is_started: bool = False  # by a tool call, and so it has a thread of its own
+    asked_by: int | None = None  # the agent that waits for it
 
 
 class _System(NamedTuple):
@@ -145,12 +156,13 @@ class Lineage:
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
         self._handed = Handed(most_states, is_open)
-        self._agents: Recent[list[tuple[Sample, str]]] = Recent(most_states, len)  # of a program: system prompt, kind
+        self._agents: Recent[list[_Agent]] = Recent(most_states, len)  # of a program
         self._told = Told()
         self._unknown: Recent[ProgramId] = Recent(most_states)  # told more than was read: their texts are no evidence
         self._named: Recent[ProgramId] = Recent(most_states)  # by traces and responses
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
-        self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have no answer
+        self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have not the whole answer
+        self._openings: Recent[ProgramId] = Recent(most_states)  # what was told before any answer
         self._turns = Turns(is_open)
         self._ids = IdSource()
 
@@ -180,14 +192,7 @@ class Lineage:
         source, program_id = found.source, found.program_id
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
-        go_on(self._states, scope, said, asked.reached, program_id)
-        for _begin, end in islice(said.latest_first(), 1):  # the program goes on from its latest answer
-            known = self._answers.get(scope, asked.key_of(said.items[end - 1]))
-            had = known.owners.get(program_id) if known is not None else None
-            if known is not None and had is not None and (had.next is None or had.is_passed_on):
-                is_other = had.system.is_of_another(asked.system.sample)
-                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)), is_passed_on=is_other)
-        self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
+        self._go_on(asked, program_id)
         prompt = self._tell(asked, told, program_id)
         self._turns.asked(scope, program_id, told.text, asked.system.sample)
         for name, value in ((b"correlation", evidence.correlation_id), (b"trace", evidence.trace_id)):
@@ -197,32 +202,21 @@ class Lineage:
             self._peers.put(scope, digest_of(b"peer", scope, peer), program_id)
         at, state = asked.reached
         is_own = state is not None and program_id in state.owners and said.answer_after(at) is None
-        own = state.agent if state is not None and is_own else None
-        agent, kind = self._agent(asked, program_id, task.kind if task else "", own)
+        number, agent = self._agent(asked, program_id, task, state.agent if state is not None and is_own else None)
         # Without messages and other evidence no later request can be known to continue it.
         is_alone = not said.items and source is Source.NEW and evidence.trace_id is evidence.correlation_id is None
+        label = evidence.label or label_of(evidence.program_name, agent.kind)
         fields = {name: getattr(evidence, name) for name in _DESCRIBED}
-        fields |= {"label": evidence.label or label_of(evidence.program_name, kind), "ends": evidence.ends or is_alone}
+        fields |= {"label": label, "ends": evidence.ends or is_alone}
         openings = (text for item in said.items if is_input(item) for text in texts_of(item))
         opening = digest_of(b"", first[:_GIVEN_BYTES]) if (first := next(openings, "")) else b""
-        thread_id, parent = ThreadId(f"agent-{agent}") if kind and agent else None, task.thread_id if task else None
-        identity = Identity(source, program_id, thread_id, parent, agent=agent, opening=opening, **fields)
-        question = None
-        if (latest := next(_told_before(said.items, len(said.items)), None)) is not None:
-            user = next((each for each in _told_before(said.items, len(said.items)) if each[0] == "message"), latest)
-            samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
-            before = self._before(asked, program_id, len(said.items))
-            call_id = latest[1] if latest[0] == "result" else ""
-            question = Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place=len(said.answers))
-        return Placed(identity, peer, said, question, start, prompt, evidence.body_bytes)
+        thread_id = ThreadId(f"agent-{number}") if agent.is_started and number else None
+        parent = task.thread_id if task else None
+        identity = Identity(source, program_id, thread_id, parent, agent=number, opening=opening, **fields)
+        return Placed(identity, peer, said, self._question(asked, program_id), start, prompt, evidence.body_bytes)
 
     def answered(
-        self,
-        placed: Placed,
-        answers: Iterable[Iterable[Item]],
-        scope: str,
-        response_id: str | None,
-        is_part: bool = False,
+        self, placed: Placed, answers: Answers, scope: str, response_id: str | None, is_part: bool = False
     ) -> None:
         """Note the answers to a request, before its client gets them. A part is a tool call of an answer that goes on:
         some clients make it before they have the rest. A later request may name the answer by the response's id."""
@@ -249,10 +243,11 @@ class Lineage:
                     self._prompts.grow(scope, placed.prompt.size() - size)
 
     def left(self, placed: Placed, scope: str) -> None:
-        """Note that a request has ended, and that its client has no answer. It may send the request again."""
-        if placed.said.items:
-            key, owner = placed.said.digests[-1], placed.identity.program_id
-            self._left.put(scope, key, owner if self._left.get(scope, key) in (None, owner) else SEVERAL)
+        """Note that a request has ended, and that its client has not the whole answer. It may send the request again,
+        or go on from it."""
+        if placed.said.items and placed.question is not None:
+            opening = _openings_in(placed.start, placed.said, placed.question.system)[-1:]
+            _note_owner(self._left, scope, [placed.said.digests[-1], *opening], placed.identity.program_id)
 
     def _known(self, evidence: Evidence, asked: _Asked) -> _Found:  # noqa: PLR0911  one for each rule
         """The program that a request names, or whose conversation it continues."""
@@ -285,7 +280,20 @@ class Lineage:
             return _Found(source, found)
         if is_one_of_twins:
             return _Found(is_doubtful=True)
-        return self._by_exchanges(asked)
+        by_exchanges = self._by_exchanges(asked)
+        found = self._opener(asked) if by_exchanges == _Found() else None
+        return _Found(Source.LINEAGE, found) if found is not None else by_exchanges
+
+    def _opener(self, asked: _Asked) -> ProgramId | None:
+        """The only program that was told how a conversation begins, if its client left before it had the whole answer,
+        and now has told more, or has an empty answer."""
+        told = _openings_in(asked.start, asked.said, asked.system.sample)
+        for key in told if next(filter(is_answer, asked.said.items), None) == SILENCE else told[:-1]:
+            owner = self._left.get(asked.scope, key)
+            if owner not in (None, SEVERAL) and owner == self._openings.get(asked.scope, key):
+                self._left.pop(asked.scope, key)  # another one may only begin alike
+                return owner
+        return None
 
     def _answerer(self, asked: _Asked) -> ProgramId | None:
         """The program that was given the latest answer of a conversation, which its client has cut or added to."""
@@ -350,7 +358,7 @@ class Lineage:
                 return _Found(is_mixed=True)  # an example: other ones stood before it, or the program has gone on
         is_enough = is_latest or bytes_of[program_id] >= _LONG_CHARACTERS
         agents = self._agents.get(asked.scope, digest_of(b"agents", program_id)) or [] if had.next is None else []
-        is_agent = asked.system.text != b"" and any(each.is_nearly(asked.system.of_agent) for each, _kind in agents)
+        is_agent = asked.system.text != b"" and any(each.system.is_nearly(asked.system.of_agent) for each in agents)
         if not is_enough or (counts[program_id] < 2 and not is_agent and not had.system.is_like(asked.system.sample)):
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
@@ -399,27 +407,38 @@ class Lineage:
         keys = keys_of(asked.scope, values)
         return _Told(items, text, values, keys, self._asked.all(keys), is_whole)
 
-    def _agent(self, asked: _Asked, program_id: ProgramId, kind: str, number: int | None) -> tuple[int, str]:
-        """The number of an agent in its program, by its system prompt unless it is known, and its kind. `kind` is what
-        the call says that starts it now."""
-        key, system = digest_of(b"agents", program_id), asked.system.of_agent
+    def _agent(
+        self, asked: _Asked, owner: ProgramId, task: HandedText | None, number: int | None
+    ) -> tuple[int, _Agent]:
+        """An agent with its number in its program, by its system prompt unless it is known. A task that a tool call
+        hands on starts an agent. If the call names no kind, it may be one in another role that nobody waits for."""
+        key, system = digest_of(b"agents", owner), asked.system.of_agent
         agents = self._agents.get(asked.scope, key) or []
         count = len(agents)
+        kind, caller = (task.kind, task.caller) if task is not None and number is None else ("", None)
         if number is None:
-            others = [at for at, each in enumerate(agents) if not each[1]]
-            alike = (at for at, each in enumerate(agents) if each[0].is_nearly(system) and not kind)
-            is_one = not kind and len(others) >= _MOST_AGENTS
-            number = next(alike, others[-1] if is_one else min(count, _MOST_STARTED))
-        kind = kind or (agents[number][1] if number < count else "")
-        agents[number : number + 1] = [(system, kind)]
+            free = [at for at, each in enumerate(agents) if each.system.is_nearly(system)]
+            others = [at for at, each in enumerate(agents) if not each.is_started]
+            if caller is not None:
+                is_new = kind != "" or caller in free
+                free = [at for at in free if agents[at].is_started and agents[at].asked_by is None and not is_new]
+            elif len(others) >= _MOST_AGENTS:
+                free.append(others[-1])
+            number = next(iter(free), min(count, _MOST_STARTED))
+        known = agents[number] if number < count else _Agent(system)
+        agent = _Agent(system, kind or known.kind, known.is_started or caller is not None, known.asked_by)
+        if caller is not None:
+            agent = agent._replace(asked_by=caller)
+        else:  # it goes on, so what it asked has been answered
+            agents[:] = [each._replace(asked_by=None) if each.asked_by == number else each for each in agents]
+        agents[number : number + 1] = [agent]
         if not count:
             self._agents.put(asked.scope, key, agents)
         self._agents.grow(asked.scope, len(agents) - max(1, count))
-        return number, kind
+        return number, agent
 
     def _by_text(self, asked: _Asked, told: _Told, *, is_mixed: bool) -> ProgramId | None:
         """The program whose model wrote a text of a request."""
-        keys = set(told.keys)
         prompts = [each for each in told.prompts if each.start == asked.start]
         found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
         if not found_by and not asked.said.answers:  # the template may have another end now
@@ -427,7 +446,7 @@ class Lineage:
             owners = {each.program_id for each in ends}
             found_by = owners if len(owners) == 1 and not any(each.is_shared for each in ends) else set()
         if not found_by:
-            keys.update(keys_of(asked.scope, asked.system.values))
+            keys = {*told.keys, *keys_of(asked.scope, asked.system.values)}
             plain, questions = _without_exchanges(told)
             known = {each.program_id for each in prompts}
             written = self._written.among(keys).items()
@@ -482,12 +501,35 @@ class Lineage:
         prompt.is_forgotten = True
         self._asked.drop(prompt.keys, prompt)
 
-    def _returned(self, asked: _Asked, items: list[Item], program_id: ProgramId) -> None:
-        """Tool calls have returned to a program, so their texts are nobody's task any more."""
-        for call_id in (item[1] for item in items if item[0] == "result"):
-            given = self._calls.get(asked.scope, digest_of(asked.start, "call id", call_id))
+    def _go_on(self, asked: _Asked, program_id: ProgramId) -> None:
+        """Note that a program goes on from its latest answer. Texts of tool calls that have returned to it are nobody's
+        task any more."""
+        scope, said = asked.scope, asked.said
+        go_on(self._states, scope, said, asked.reached, program_id)
+        if not said.answers:
+            _note_owner(self._openings, scope, _openings_in(asked.start, said, asked.system.sample)[-1:], program_id)
+        for _begin, end in islice(said.latest_first(), 1):
+            known = self._answers.get(scope, asked.key_of(said.items[end - 1]))
+            had = known.owners.get(program_id) if known is not None else None
+            if known is not None and had is not None and (had.next is None or had.is_passed_on):
+                is_other = had.system.is_of_another(asked.system.sample)
+                known.owners[program_id] = had._replace(next=sample_of(_behind(said, end)), is_passed_on=is_other)
+        for call_id in (item[1] for item in said.items[-_MOST_RETURNED:] if item[0] == "result"):
+            given = self._calls.get(scope, digest_of(asked.start, "call id", call_id))
             if given is not None and given.program_id == program_id:
-                self._handed.drop(asked.scope, given.handed)
+                self._handed.drop(scope, given.handed)
+
+    def _question(self, asked: _Asked, program_id: ProgramId) -> Question | None:
+        """What the answer to a request will be given to."""
+        items = asked.said.items
+        latest = next(_told_before(items, len(items)), None)
+        if latest is None:
+            return None
+        user = next((each for each in _told_before(items, len(items)) if each[0] == "message"), latest)
+        samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
+        before = self._before(asked, program_id, len(items))
+        call_id = latest[1] if latest[0] == "result" else ""
+        return Question(samples[0], samples[-1], asked.system.sample, *before, call_id, len(asked.said.answers))
 
     def _note_given(self, scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId) -> None:
         """Note how an answer to a prompt begins, for a client that cuts it or adds to it."""
@@ -521,14 +563,16 @@ class Lineage:
         for text in texts:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
         ways = [(way, text) for way in ("text", "entry") for text in texts]
-        handed = self._hand(scope, placed, [*ways, *steps_in(item[3])], kind)
+        handed = self._hand(scope, placed, [*ways, *steps_in(item[3])], kind, placed.identity.agent)
         for _place, call_id in ids_in([item]):
             digest = digest_of(start, "call id", call_id)
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
             self._calls.put(scope, digest, _Given(owner, handed))
 
-    def _hand(self, scope: str, placed: Placed, ways: list[tuple[str, str]], kind: str = "") -> list[Digest]:
+    def _hand(
+        self, scope: str, placed: Placed, ways: list[tuple[str, str]], kind: str = "", caller: int | None = None
+    ) -> list[Digest]:
         """Note texts that may become an agent's task, unless the model has them from its prompt: see `steps_in`."""
         prompt = list(chain.from_iterable(placed.said.items)) if ways else []
         if placed.body_bytes <= SEARCHED:  # it is searched quicker as one text, but a copy holds up other threads
@@ -538,7 +582,7 @@ class Lineage:
         lines = (folded(line)[-_LINE_BYTES:] for text in asked for line in reversed(text[-_GIVEN_BYTES:].splitlines()))
         line = next((line for line in lines if len(line) >= SHORT_BYTES), b"")
         own = placed.identity
-        task = HandedText(own.program_id, kind, line, own.thread_id)
+        task = HandedText(own.program_id, kind, line, own.thread_id, caller)
         return self._handed.add(scope, placed.start, task, ways, told)
 
     def _is_told(self, scope: str, text: str, prompt: list[str]) -> bool:
@@ -638,6 +682,22 @@ def _without_exchanges(told: _Told) -> tuple[bytes, list[bytes]]:
         else:
             left.append(item)
     return searched_texts(without_system(left))[0] if questions else told.text, questions[-_MOST_EXCHANGES:]
+
+
+def _openings_in(start: Digest, said: Said, system: Sample) -> list[Digest]:
+    """A digest for each beginning of what is told before the first answer, text by text, with the system prompt; none
+    if that is short, and others may say the same."""
+    told = filter(is_input, takewhile(lambda item: not is_answer(item), said.items))
+    texts = [text for item in told for text in texts_of(item)]
+    if len(texts) > _MOST_EXCHANGES or system.length + sum(map(len, texts)) < _LONG_CHARACTERS:
+        return []
+    own = digest_of(start + system.head + system.tail, "opening", str(system.length))
+    return chain_of(own, (digest_of(b"", text) for text in texts))
+
+
+def _note_owner(table: Recent[ProgramId], scope: str, keys: list[Digest], owner: ProgramId) -> None:
+    for key in keys:
+        table.put(scope, key, owner if table.get(scope, key) in (None, owner) else SEVERAL)
 
 
 def _exchange(answer: Digest, question: Item) -> int:

@@ -62,7 +62,7 @@ class Readings:
             count += len(items[-1])
             if count > MOST_ITEMS:
                 return said_in([], [], start, {})
-        if items[-1:] == [[SILENCE]]:  # the place of the answer
+        if items[-1:] == [[SILENCE]] and not messages[-1].get("name"):  # the place of the answer
             del items[-1], messages[-1], own[len(items) :]
         own += map(item_keys, items[len(own) :])
         flat = [*before, *(item for each in items for item in each)]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from weft.core.errors import KeyLimitError, OverloadedError, WeftError
 from weft.core.identity import Evidence, Identity
-from weft.core.identity.items import Item
-from weft.core.identity.lineage import Lineage, Placed
+from weft.core.identity.lineage import Answers, Lineage, Placed
 from weft.core.routing.admission import Admission
 from weft.engine.host.in_flight import InFlight
 from weft.engine.serve.keys import ApiKey
@@ -116,17 +115,11 @@ class SharedLineage:
         return await self._locked(evidence.body_bytes, partial(self._lineage.place, evidence, body, scope, peer))
 
     def left(self, placed: Placed, scope: str) -> None:
-        """See `Lineage.left`. It is noted before the next request is placed, because another thread may have the
-        lineage now."""
+        """See `Lineage.left`. It is noted before the next request is placed: another thread may have the lineage."""
         self._left.append((placed, scope))
 
     async def answered(
-        self,
-        placed: Placed,
-        answers: Iterable[Iterable[Item]],
-        scope: str,
-        response_id: str | None,
-        is_part: bool = False,
+        self, placed: Placed, answers: Answers, scope: str, response_id: str | None, is_part: bool = False
     ) -> None:
         await self._lock.acquire()
         work = partial(self._lineage.answered, placed, answers, scope, response_id, is_part)

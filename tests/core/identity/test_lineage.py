@@ -167,6 +167,62 @@ def test_a_first_turn_that_says_it_is_sent_again_belongs_to_the_one_whose_client
     assert server.call(said("d"), "b", is_retry=True) not in known
 
 
+CODER = "You are a coding agent, and work in the folder of the lighthouse, where the keeper's notes are."
+
+
+@pytest.mark.parametrize(
+    "resumed",
+    [
+        [*said("Talk."), *said("Go on from there.", "Nothing was asked.", "And now?")],
+        [*said("Talk."), *said("I have stopped you.", "", "And now?")],
+        said("Talk.", "", "And now?"),
+        [{"role": "user", "content": [{"type": "text", "text": text} for text in ("Talk.", "Go on.")]}],
+    ],
+    ids=["claude-code", "a message", "opencode", "parts"],
+)
+def test_a_first_turn_whose_client_left_goes_on(resumed: Messages) -> None:
+    """Clients keep nothing of the answer that they left, but tell more behind all that they told before. They do so
+    once: what others tell may begin alike."""
+    server = Server()
+    first = server.send(prompted(CODER, "Talk."))
+    resumed = [*prompted(CODER), *resumed]
+    assert server.send(resumed).identity.program_id != first.identity.program_id
+    server.lineage.left(first, "-")
+    assert server.send(resumed).identity.program_id == first.identity.program_id
+    assert server.send(resumed).identity.program_id != first.identity.program_id
+
+
+@pytest.mark.parametrize(
+    ("system", "messages"),
+    [
+        (CODER, said("Talk.")),
+        (CODER, said("Talk.", "Of what?", "Of ships.")),
+        (CODER.replace("lighthouse", "harbour"), said("Talk.", "", "And now?")),
+        (CODER, said("Talk now.", "", "And now?")),
+    ],
+    ids=["the same words", "an answer of another server", "another folder", "other words"],
+)
+def test_another_first_turn_is_not_that_of_a_client_that_left(system: str, messages: Messages) -> None:
+    """It began elsewhere, or anew."""
+    server = Server()
+    first = server.send(prompted(CODER, "Talk."))
+    server.lineage.left(first, "-")
+    assert server.send([*prompted(system), *messages]).identity.program_id != first.identity.program_id
+
+
+def test_a_first_turn_that_several_programs_had_is_gone_on_by_none() -> None:
+    """One client left, and which one goes on is not known. Short words are anybody's."""
+    server = Server()
+    left = server.send(prompted(CODER, "Talk."))
+    server.lineage.left(left, "-")
+    other = server.send(prompted(CODER, "Talk."))
+    known = {each.identity.program_id for each in (left, other)}
+    assert server.send(prompted(CODER, "Talk.", "", "And now?")).identity.program_id not in known
+    short = server.send(said("Talk."))
+    server.lineage.left(short, "-")
+    assert server.send(said("Talk.", "", "And now?")).identity.program_id != short.identity.program_id
+
+
 def test_hundreds_of_twins_stay_apart() -> None:
     """A program that found no more room at a state must not take the place of one that waits there."""
     server = Server()
@@ -392,6 +448,24 @@ def test_each_agent_that_a_tool_call_starts_is_a_thread() -> None:
     nested = server.send(prompted("You search.", "Count the gulls there.")).identity
     assert (nested.thread_id, nested.parent_thread_id) == ("agent-4", "agent-2")
     assert server.send(prompted("You search.", "Count all ships.")).identity.thread_id is None
+
+
+def test_agents_that_tool_calls_start_at_once_are_threads() -> None:
+    """Codex starts agents without a kind, with its own system prompt. An agent in another role, whose caller has gone
+    on, has its thread again."""
+    server = Server()
+    messages = prompted("You code.", "Count all ships.")
+    threads = []
+    for call_id, task in ((CALL_ID, SHORT_TASK), (CALL_ID[::-1], "Count the gulls of the north.")):
+        call = {"id": call_id, "function": {"name": "spawn", "arguments": json.dumps({"message": task})}}
+        ask(server, messages, tool_calls=[call])
+        systems = ("You code.", "You code.", "You search.", "You search.")
+        threads += [server.send(prompted(system, task)).identity.thread_id for system in systems]
+        result = {"role": "tool", "tool_call_id": call_id, "content": "Seven."}
+        messages = [*messages, {"role": "assistant", "tool_calls": [call]}, result]
+    assert threads[:4] == ["agent-1", "agent-2", "agent-3", "agent-4"]
+    assert threads[4:] == ["agent-5", "agent-6", "agent-3", "agent-4"]
+    assert server.send(messages).identity.thread_id is None
 
 
 def test_an_agent_that_starts_before_its_answer_has_ended_is_in_the_program() -> None:

@@ -331,6 +331,22 @@ def test_a_client_goes_on_with_what_it_has_got_of_a_stream(scripted_server: Serv
     assert [row.calls for row in server.programs] == [2, 2]
 
 
+def test_a_client_goes_on_from_a_first_turn_that_it_left(scripted_server: Servers) -> None:
+    """OpenCode's `--continue` has an empty answer in the place of what it had got of the stream."""
+    server = scripted_server([Reply("The keeper counts. " * 1000, token_s=1.0), "He counts ships."])
+    system = "You are a coding agent, and work in the folder of the lighthouse, where the keeper's notes are."
+    said: Any = [{"role": "system", "content": system}, {"role": "user", "content": "Talk."}]
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        client.chat.completions.create(model="scripted", messages=said, stream=True) as stream,
+    ):
+        next(chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content)
+    while any(row.in_flight for row in server.programs):
+        time.sleep(0.01)
+    ask(server, [*said, {"role": "assistant", "content": ""}, {"role": "user", "content": "And now?"}])
+    assert [row.calls for row in server.programs] == [2]
+
+
 def test_a_call_that_the_script_has_no_reply_for_fails(scripted_server: Servers) -> None:
     """The error names the call and its last message."""
     server = scripted_server([])
