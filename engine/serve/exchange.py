@@ -20,6 +20,7 @@ from weft.core.identity.sources import trace_id
 from weft.core.routing.admission import Refused, check_timeout, refused_by
 from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
+from weft.engine.http.bodies import Arrivals
 from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.http.http_errors import (
     error_body,
@@ -80,8 +81,20 @@ class _ServedExchange(Exchange):
     trust_advice = 'trust an API key by "trusted = true" in the file of --api-key-file'
     limit_advice = f"raise {LIMIT_VARIABLE}, or the key's max_body_bytes"
 
-    def __init__(self, scope: Scope, *arguments: Any, engine: ServedEngine, client: ApiKey) -> None:
-        super().__init__(scope, *arguments, id_scope=client.scope, takes_figures=client.is_trusted)
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        arrivals: Arrivals,
+        *,
+        engine: ServedEngine,
+        client: ApiKey,
+    ) -> None:
+        super().__init__(
+            scope, receive, send, max_body_bytes, arrivals, id_scope=client.scope, takes_figures=client.is_trusted
+        )
         self._client = client
         self._path = path_of(scope)
         self._engine = engine
