@@ -315,6 +315,18 @@ def test_closing_takes_the_row_out(it: Table, state: ProgramState) -> None:
     assert it.table.ended() == [row]
 
 
+@pytest.mark.parametrize("answered_s", [101.0, 103.0])
+def test_a_program_that_had_its_last_answer_has_ended_with_it(it: Table, answered_s: float) -> None:
+    """The answer may be read before or after its call leaves. What came after both is no time of the program."""
+    call = it.arrive("last")
+    it.clock.advance(2.0)
+    it.leave(call)
+    it.row.answered_s = answered_s
+    row = it.table.close(ProgramId("p"), ProgramState.FINISHED, 200.0)
+    assert row is not None
+    assert row.end_s == max(102.0, answered_s)
+
+
 def test_closing_folds_calls_in_flight(it: Table) -> None:
     """Calls in flight count with their cost so far, and their later `leave` changes nothing."""
     done, left, right = it.arrive("done"), it.arrive("left", "t"), it.arrive("right", "u")
