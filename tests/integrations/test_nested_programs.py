@@ -127,6 +127,23 @@ async def test_a_program_opened_before_is_inner_where_it_is_used(scripted_engine
     assert inner.parent_program_id == outer.program_id
 
 
+async def test_a_program_opened_inside_is_inner_wherever_it_is_used(scripted_engine: MakeEngine) -> None:
+    """A step of one program makes another one, which is used once the first has ended."""
+    engine, made = scripted_engine(lambda _: "fine"), list[weft.Program]()
+    model = ChatWeft(engine=engine)
+
+    async def make() -> str:
+        made.append(weft.Program("inner"))
+        return "made"
+
+    async with weft.Program("outer") as outer:
+        await between(model, node(make)).ainvoke(QUESTION, config=outer.config())
+    async with made[0] as inner:
+        await model.ainvoke("Hello", config=inner.config())
+    assert inner.parent_program_id == outer.program_id
+    assert labels(outer) == ["a <- ", "b <- a"]
+
+
 async def test_the_outer_handle_inside_the_inner_program(scripted_engine: MakeEngine) -> None:
     """A call with the outer program's config inside a run of the inner program is at its place in the outer one."""
     engine = scripted_engine(lambda _: "fine")
