@@ -152,6 +152,15 @@ def test_tools_that_only_the_graph_names_run_between_calls() -> None:
     assert timeline(think_and_sum()).tools == (TimelineTool("web", 0, 4.0, 5.0),)
 
 
+def test_a_pause_without_a_tool_and_a_tool_without_a_pause_are_no_bars() -> None:
+    """Nobody has said what filled the pause, and a tool that took no time has no length."""
+    graph = empty()
+    run(graph, "a", (0.0, 1.0))
+    run(graph, "b", (3.0, 4.0), "a")
+    run(graph, "c", (4.0, 5.0), "b", tools=("web",))
+    assert timeline(graph).tools == ()
+
+
 def test_a_timeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the newest calls and tools, says how many are left out, and cuts names."""
     monkeypatch.setattr(make, "MOST_CALLS", 2)
