@@ -245,9 +245,10 @@ class Lineage:
     def left(self, placed: Placed, scope: str) -> None:
         """Note that a request has ended, and that its client has not the whole answer. It may send the request again,
         or go on from it."""
-        if placed.said.items and placed.question is not None:
-            opening = _openings_in(placed.start, placed.said, placed.question.system)[-1:]
-            _note_owner(self._left, scope, [placed.said.digests[-1], *opening], placed.identity.program_id)
+        said, question = placed.said, placed.question
+        if said.items:
+            opening = _openings_in(placed.start, said, question.system)[-1:] if question is not None else []
+            _note_owner(self._left, scope, [said.digests[-1], *opening], placed.identity.program_id)
 
     def _known(self, evidence: Evidence, asked: _Asked) -> _Found:  # noqa: PLR0911  one for each rule
         """The program that a request names, or whose conversation it continues."""

@@ -167,6 +167,16 @@ def test_a_first_turn_that_says_it_is_sent_again_belongs_to_the_one_whose_client
     assert server.call(said("d"), "b", is_retry=True) not in known
 
 
+def test_a_retry_of_a_system_prompt_alone_belongs_to_the_one_whose_client_left() -> None:
+    """A model may be asked by a system prompt, without a user's word."""
+    server = Server()
+    first = server.send(prompted("Say something of ships."))
+    server.lineage.left(first, "-")
+    assert (
+        server.send(prompted("Say something of ships."), is_retry=True).identity.program_id == first.identity.program_id
+    )
+
+
 CODER = "You are a coding agent, and work in the folder of the lighthouse, where the keeper's notes are."
 
 
