@@ -124,8 +124,12 @@ class _Turn(NamedTuple):
 class Turns:
     """The latest turns of the programs of each scope. Those unused for longest are forgotten.
 
-    They find agents of a team that hand on too little to be found by it. The task alone is no evidence, because others
-    may ask the same; nor is a word. Together they are, and so is a short answer that only one program's model gave.
+    They find agents of a team that hand on too little to be found by it. A speaker is chosen by a word, and then gets
+    the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
+    it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
+    that a program had, and behind it what its model has just said. So is a short answer alone, if only one program's
+    model ever gave it, and not in words of its prompt: without the question, which would make it an example. A request
+    where it stands in an answer that nobody gave needs a line of the task too, because many answers end alike.
     """
 
     def __init__(self, is_open: Callable[[ProgramId], bool]) -> None:

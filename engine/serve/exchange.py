@@ -32,7 +32,14 @@ from weft.engine.http.http_errors import (
     typed_error,
 )
 from weft.engine.http.identity import without_scope
-from weft.engine.serve.answers import AnswerReader, add_report, add_report_to_events, choices_that_end, replace_error
+from weft.engine.serve.answers import (
+    AnswerReader,
+    ReadAnswer,
+    add_report,
+    add_report_to_events,
+    choices_that_end,
+    replace_error,
+)
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import ApiKey, key_of
 from weft.engine.serve.requests import ServedRequest
@@ -117,8 +124,8 @@ class _ServedExchange(Exchange):
     async def identify(self, request: dict[str, Any], body_bytes: int) -> bool:
         if self._path not in _ADMITTED:
             return False
-        tokens = (request.get("sampling_params"), "extra_args")
-        holder, name = tokens if self._path == _TOKENS else (request, "vllm_xargs")
+        of_tokens = self._path == _TOKENS
+        holder, name = (request.get("sampling_params"), "extra_args") if of_tokens else (request, "vllm_xargs")
         arguments = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(holder, dict) or not (arguments is None or isinstance(arguments, dict)):
             return False  # vLLM refuses it
@@ -288,7 +295,7 @@ class _ServedExchange(Exchange):
         await super().send({"type": "http.response.body", "body": body})
         return True
 
-    async def _note(self, answers: list[tuple[Mapping[str, Any], bool]]) -> None:
+    async def _note(self, answers: list[ReadAnswer]) -> None:
         """Note answers before the client gets them, because it may go on at once."""
         if self._placed is None:
             return

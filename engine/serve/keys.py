@@ -145,7 +145,9 @@ def make_key_ring(plain: Sequence[str] = (), file: str | os.PathLike[str] | None
             tenant=tenant,
             weight=weights.get(tenant, 1.0),
             is_trusted=entry.trusted,
-            **entry.model_dump(include={"max_calls", "max_programs", "max_body_bytes"}),
+            max_calls=entry.max_calls,
+            max_programs=entry.max_programs,
+            max_body_bytes=entry.max_body_bytes,
         )
     return KeyRing(keys)
 

@@ -225,9 +225,13 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
         return
     found = decode_control(message)
     if isinstance(found, ProgramsEnded):
-        states = (ProgramState.FAILED, ProgramState.CANCELLED, ProgramState.FINISHED, ProgramState.ABANDONED)
-        lists = (found.failed, found.cancelled, found.program_ids, found.abandoned)  # the third has the first two, too
-        for ids, state in zip(lists, states, strict=True):
+        states = (
+            (found.failed, ProgramState.FAILED),  # these two also are among all that have ended
+            (found.cancelled, ProgramState.CANCELLED),
+            (found.program_ids, ProgramState.FINISHED),
+            (found.abandoned, ProgramState.ABANDONED),
+        )
+        for ids, state in states:
             for program_id in ids[:MOST_ITEMS]:
                 programs.end(ProgramId(f"{scope}/{program_id}"), state)
     elif isinstance(found, ProgramEvents):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from weft.core.accounts import Attained
@@ -184,7 +184,12 @@ def _with_figures(header: CallHeader, given: CallHeader) -> CallHeader:
     ours, theirs = header.attained, given.attained
     return replace(
         header,
-        attained=Attained(*map(max, astuple(ours), astuple(theirs))),
+        attained=Attained(
+            service_s=max(ours.service_s, theirs.service_s),
+            total_service_s=max(ours.total_service_s, theirs.total_service_s),
+            wait_s=max(ours.wait_s, theirs.wait_s),
+            total_wait_s=max(ours.total_wait_s, theirs.total_wait_s),
+        ),
         program_calls=max(header.program_calls, given.program_calls),
         time_left_s=min(header.time_left_s, given.time_left_s),
         program_time_left_s=min(header.program_time_left_s, given.program_time_left_s),
