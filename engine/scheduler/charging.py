@@ -45,6 +45,8 @@ class StepCharges:
     step before it, whichever is later.
 
     Args:
+        in_flight: The steps under way, first in, first out. They outlive the policy: the calls of a step may all have
+            been aborted when the scheduler begins with another one.
         token_s: The service that a new token counts for, in seconds; None to count time.
 
     Attributes:
@@ -57,6 +59,7 @@ class StepCharges:
         requests: Mapping[str, Request],
         policy: Policy,
         kv_order: KvOrder,
+        in_flight: deque[Step],
         *,
         token_s: float | None,
         swap: HostStore | None,
@@ -67,7 +70,7 @@ class StepCharges:
         self._kv_order = kv_order
         self._token_s = token_s
         self._swap = swap
-        self._in_flight: deque[Step] = deque()  # first in, first out
+        self._in_flight = in_flight
         self._prompts: dict[str, PromptPart] = {}  # of the step that is being formed
         self._updated_at_s = -math.inf
         self._steps = 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
@@ -31,7 +32,7 @@ from weft.engine.kv_cache.store import HostStore
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable, HeaderReader
-from weft.engine.scheduler.charging import StepCharges
+from weft.engine.scheduler.charging import Step, StepCharges
 from weft.engine.scheduler.control_handler import ControlHandler, LiveView
 from weft.engine.scheduler.failed_loads import void_calls
 from weft.engine.scheduler.ledger import AbortedAccounts, Entry, KvAccounts, Ledger
@@ -81,6 +82,7 @@ class WeftScheduler(AsyncScheduler):
         self._most_active, self._loading = self.max_num_active_reqs, 0  # requests with a slot; those that load
         self._clock: Callable[[], float] = time.monotonic
         self._aborted = AbortedAccounts()
+        self._steps_in_flight: deque[Step] = deque()
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
         self._to_tell: set[str] = set()  # the requests whose next output carries their account
@@ -103,7 +105,13 @@ class WeftScheduler(AsyncScheduler):
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
         self._charges = StepCharges(
-            self._entries, self.requests, policy, self._kv_order, token_s=self._token_s, swap=self._swap
+            self._entries,
+            self.requests,
+            policy,
+            self._kv_order,
+            self._steps_in_flight,
+            token_s=self._token_s,
+            swap=self._swap,
         )
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)

@@ -90,3 +90,17 @@ def test_a_scheduler_begins_with_the_history_of_its_model(harness: Any) -> None:
     (row,) = learned(harness).classes
     assert (row.name, row.ended, row.branch) == ("chat", 12, Branch.ALIKE)
     assert learned(harness).has_history
+
+
+def test_a_history_may_come_while_the_step_of_an_aborted_call_is_under_way(harness: Any) -> None:
+    """No call is left, so the scheduler begins anew. The outputs of the step come all the same."""
+    harness.add("calibration", max_tokens=5)
+    scheduler = harness.scheduler
+    plan = scheduler.schedule()
+    output = harness.worker.execute(plan)
+    harness.abort("calibration")
+    scheduler(encode_control(UseHistory(History().to_json())))
+    scheduler.update_from_output(plan, output)
+    assert learned(harness).classes == ()
+    run(harness, 1)
+    assert [end.name for end in learned(harness).ends] == ["chat"]
