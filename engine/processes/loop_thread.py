@@ -174,7 +174,8 @@ async def settled(future: asyncio.Future[T]) -> T:
 
 
 async def _cancel_other_tasks() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancel all tasks but this one, and those that begin meanwhile."""
+    while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
