@@ -31,6 +31,7 @@ from weft.engine.processes.loop_thread import LoopThread, _cancel_other_tasks
 
 MOST_S: Final = 600.0  # of virtual time, that code outside of the loops waits for one of them
 TICK_S: Final = 1 / 1024  # what the simulation waits for is a multiple of it, so that two things often happen at once
+MOST_BUSY_S: Final = 0.5  # that the clock goes on while something could happen
 
 
 class DeadlockError(Exception):
@@ -358,8 +359,11 @@ class World:
         while True:
             can_go_on = [loop for loop in self.loops if loop.callbacks or loop.steps]
             ready = [loop for loop in can_go_on if loop.sleeps_until_s <= self.now_s]
-            if self._timers and (not (ready or self._due) or (self.busy and self.rng.random() < self.busy)):
-                self.now_s = max(self.now_s, self._timers[0][0])
+            is_idle = not (ready or self._due)
+            if self._timers and (is_idle or (self.busy and self.rng.random() < self.busy)):
+                next_s = self._timers[0][0]
+                if is_idle or next_s <= self.now_s + MOST_BUSY_S:
+                    self.now_s = max(self.now_s, next_s)
             # Timers of one moment run in any order, and all that are due after a jump in theirs.
             while self._timers and self._timers[0][0] <= (self.now_s if not self._due else self._due_s):
                 when_s, number, handle = heapq.heappop(self._timers)
