@@ -14,7 +14,7 @@ from weft.core.routing.balancer import Arrival
 from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.stealer import CallMovedError, UnansweredCalls
-from weft.engine.vllm.accounting import OutputTokens
+from weft.engine.vllm.accounting import Delivered
 from weft.engine.vllm_compat.names import (
     EngineDeadError,
     InputProcessor,
@@ -61,8 +61,9 @@ class Router:
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`, on any replica.
 
-        A call whose replica dies before any part of its answer was delivered begins again on another replica. A call
-        that its replica has given back, because it had not begun there, runs on the replica that takes it.
+        A call whose replica dies before any part of its answer was delivered begins again on another replica, and one
+        whose whole answer was delivered has ended. A call that its replica has given back, because it had not begun
+        there, runs on the replica that takes it.
 
         Args:
             for_chat: Whether vLLM's serving layer calls this for `ChatEndpoint`, which takes the error from `failures`.
@@ -75,7 +76,7 @@ class Router:
         key = program_id, call_id = decode_key(sampling_params.extra_args, request_id, session_id)
         session = SessionId(wire_id(session_id) or request_id)
         arrival = Arrival(program_id, session, len(prompt.get("prompt_token_ids") or ()))
-        has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
+        delivered = Delivered(sampling_params)
         tried: list[EngineId] = []
         now_s = asyncio.get_running_loop().time
         since_s = now_s()
@@ -90,8 +91,7 @@ class Router:
                     continue
                 tried.append(engine_id)
                 try:
-                    if (latest := self._on_assigned(call_id, engine_id)) is not None:
-                        await self._bring_kv(program_id, latest, replica)
+                    await self._bring_kv(program_id, self._on_assigned(call_id, engine_id), replica)
                     params = _sent_later(sampling_params, now_s() - since_s)
                     running = replica.generate(prompt, params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
@@ -100,8 +100,7 @@ class Router:
                         else:
                             output = await self.unanswered.first_output(engine_id, key, arrival, outputs)
                         while output is not None:
-                            has_delivered = True
-                            delivered_tokens.add(output)
+                            delivered.add(output)
                             yield output
                             output = await anext(outputs, None)
                     return
@@ -110,8 +109,10 @@ class Router:
                     thief = moved.engine_id if self._queue.replicas.move(moved.engine_id) else None
                 except ReplicaGoneError:
                     self._on_death(engine_id)
-                    if has_delivered or len(tried) == ReplicaLostError.MOST_ATTEMPTS:
-                        raise ReplicaLostError(engine_id, delivered_tokens.total, len(tried)) from None
+                    if delivered.is_whole:
+                        return
+                    if delivered.has_begun or len(tried) == ReplicaLostError.MOST_ATTEMPTS:
+                        raise ReplicaLostError(engine_id, delivered.tokens, len(tried)) from None
                 finally:
                     self._queue.leave(engine_id)
         except WeftError as error:
@@ -119,10 +120,10 @@ class Router:
                 self.failures[call_id] = error
             raise
 
-    async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId, to: Replica) -> None:
+    async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId | None, to: Replica) -> None:
         """Have the KV of a program copied from a replica's device to its host memory, and from there to where another
         replica reads it. A replica that dies or stands still delays the call for a moment."""
-        replica = self._replica(engine_id)
+        replica = self._replica(engine_id) if engine_id is not None else None
         if replica is None or not replica.shares_memory:
             return
         message = encode_control(SpillProgram(program_id, begins=True))

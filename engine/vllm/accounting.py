@@ -19,21 +19,29 @@ _MOST_TOKEN_IDS: Final = 1024  # of a bias, or allowed
 _MOST_STOP_IDS: Final = 112  # vLLM takes 128, with the ids at which the model itself ends
 
 
-class OutputTokens:
-    """Counts the tokens that a call has produced, over all of its choices.
+class Delivered:
+    """What a caller has received of an answer.
 
     Args:
         params: The call's sampling parameters. They say whether an output holds all tokens so far or only new ones.
+
+    Attributes:
+        tokens: Output tokens, over all choices.
+        has_begun: Whether the caller has received an output.
+        is_whole: Whether it was the last one.
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        self.total = 0
+        self.tokens = 0
+        self.has_begun = self.is_whole = False
         self._is_delta = params.output_kind == RequestOutputKind.DELTA
 
     def add(self, output: RequestOutput) -> None:
-        """Count an output."""
+        """The caller receives an output."""
+        self.has_begun = True
+        self.is_whole = output.finished
         produced = sum(len(choice.token_ids) for choice in output.outputs)
-        self.total = self.total + produced if self._is_delta else produced
+        self.tokens = self.tokens + produced if self._is_delta else produced
 
 
 class AccountingLLM(AsyncLLM):
@@ -61,13 +69,13 @@ class AccountingLLM(AsyncLLM):
         if self.vllm_config.use_v2_model_runner:
             check_sampling(sampling_params)
         _, call_id = decode_key(sampling_params.extra_args, request_id, None)
-        output_tokens = OutputTokens(sampling_params)
+        delivered = Delivered(sampling_params)
         told: CallAccount = {}  # by the latest output that carried an account
         earlier = Account()  # of choices that had ended before the scheduler knew of the others
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
             async for output in outputs:
-                output_tokens.add(output)
+                delivered.add(output)
                 report = read_report(output.kv_transfer_params)
                 output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
                 before = told
@@ -77,7 +85,7 @@ class AccountingLLM(AsyncLLM):
                 account = decode_account(
                     told,
                     prompt_tokens=len(output.prompt_token_ids or ()),
-                    output_tokens=output_tokens.total,
+                    output_tokens=delivered.tokens,
                     cached_tokens=output.num_cached_tokens or 0,
                 )
                 account = earlier + account if earlier.service_s else account

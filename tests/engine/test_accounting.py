@@ -26,7 +26,9 @@ class Reported(AsyncLLM):  # type: ignore[misc]
     async def generate(self, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
         for report in self.reports:
             params = None if report is None else attach(None, encode_account(report))
-            yield SimpleNamespace(kv_transfer_params=params, outputs=(), prompt_token_ids=[1, 2], num_cached_tokens=1)
+            yield SimpleNamespace(
+                kv_transfer_params=params, outputs=(), prompt_token_ids=[1, 2], num_cached_tokens=1, finished=False
+            )
 
 
 class Accounting(AccountingLLM, Reported):

@@ -93,7 +93,7 @@ MUTATIONS: Final = (
         "finally:\n                    self._queue.leave(engine_id)",
         "finally:\n                    pass",
     ),
-    Mutation(_REPLICAS + "router", "if has_delivered or len(tried)", "if len(tried)"),
+    Mutation(_REPLICAS + "router", "if delivered.has_begun or len(tried)", "if len(tried)"),
     Mutation(
         _REPLICAS + "router",
         "thief = moved.engine_id if self._queue.replicas.move(moved.engine_id) else None",
@@ -103,14 +103,13 @@ MUTATIONS: Final = (
     Mutation(
         _REPLICAS + "router", "params = _sent_later(sampling_params, now_s() - since_s)", "params = sampling_params"
     ),
-    Mutation(_REPLICAS + "router", "has_delivered = True", "pass"),
-    Mutation(_REPLICAS + "router", "delivered_tokens.add(output)", "pass"),
+    Mutation("weft.engine.vllm.accounting", "self.has_begun = True", "pass"),
+    Mutation(_REPLICAS + "router", "delivered.add(output)", "pass"),
+    Mutation(_REPLICAS + "router", "if delivered.is_whole", "if False"),
     Mutation(_REPLICAS + "router", "yield output", "yield output; yield output"),
     Mutation(_REPLICAS + "router", "self._on_death(engine_id)", "pass"),
     Mutation(_REPLICAS + "router", "len(tried) == ReplicaLostError.MOST_ATTEMPTS", "False"),
-    Mutation(
-        _REPLICAS + "router", "raise ReplicaLostError(engine_id, delivered_tokens.total, len(tried))", "raise OSError"
-    ),
+    Mutation(_REPLICAS + "router", "raise ReplicaLostError(engine_id, delivered.tokens, len(tried))", "raise OSError"),
     Mutation(
         _REPLICAS + "router",
         "output = await anext(outputs, None)\n                    return",

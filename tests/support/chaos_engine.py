@@ -157,10 +157,12 @@ class SimulatedReplica(Replica):
                 raise ReplicaGoneError
             account = Account(service_s=(token + 1) * STEP_S, output_tokens=token + 1)
             self._engine.on_account(call, account)
+            is_last = token == sampling_params.max_tokens - 1
             if is_delta:
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])], finished=is_last)
         if not is_delta:
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(range(sampling_params.max_tokens)))])
+            tokens = list(range(sampling_params.max_tokens))
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)], finished=True)
 
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
         """It has no scheduler."""

@@ -75,7 +75,10 @@ class FakeReplica:
             if self.dies_at == token:
                 self.is_dead = True
                 raise ReplicaGoneError
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])], finished=token == 1)
+        if self.dies_at == 2:
+            self.is_dead = True
+            raise ReplicaGoneError
 
 
 class CountedReplicaSet(ReplicaSet):

@@ -52,6 +52,15 @@ async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(harn
     assert [health.calls for health in harness.health()] == [0, 0]
 
 
+async def test_a_call_of_which_everything_was_delivered_has_ended(harness: Harness) -> None:
+    """Its replica dies between the last output and the end of the call."""
+    harness.made[0].dies_at = 2
+    assert await harness.call() == [0, 1]
+    assert harness.router.failures == {}
+    assert [health.state for health in harness.health()] == ["down", "ready"]
+    assert [health.calls for health in harness.health()] == [0, 0]
+
+
 async def test_the_error_of_a_call_is_kept_only_where_somebody_takes_it(harness: Harness) -> None:
     """A server gets the error itself. If its client has left by then, nobody would take what is kept."""
     harness.made[0].dies_at = 1
