@@ -256,7 +256,8 @@ class Run:
 
     def use_policy(self) -> None:
         if not self.h.scheduler.requests:
-            self.h.drain()
+            if self.rng.random() < 0.5:  # otherwise the step of an aborted call may be under way
+                self.h.drain()
             self.h.scheduler.use_policy(self.h.scheduler._policy.make())
             self.done["policies replaced"] += 1
 
