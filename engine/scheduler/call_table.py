@@ -70,6 +70,7 @@ class CallTable:
         self._policy = policy
         self._programs: dict[ProgramId, ProgramEntry] = {}  # with requests under way
         self._idle: OrderedDict[ProgramId, _Idle] = OrderedDict()  # without, the latest used last
+        self._ended: OrderedDict[ProgramId, None] = OrderedDict()  # of which a call may still be on its way here
         self._on_gone = on_gone
         self._idle_s = idle_s
         # Clients choose call ids, and two programs may choose the same.
@@ -120,7 +121,7 @@ class CallTable:
         self._policy.on_event(ProgramChanged(view))
         return program
 
-    def close(self, request_id: str, now_s: float) -> Ledger | None:
+    def close(self, request_id: str, now_s: float, *, is_aborted: bool = False) -> Ledger | None:
         """Note a request that leaves, finished or aborted. Returns the ledger of its call, which is over when no
         sequence is left; None if the request is unknown."""
         entry = self.entries.pop(request_id, None)
@@ -141,7 +142,7 @@ class CallTable:
             self._policy.on_event(ProgramChanged(program.view))
         program.requests -= 1
         if program.requests == 0:
-            self._remember(ledger.program_id, program, request_id, now_s)
+            self._remember(ledger.program_id, program, request_id, now_s, is_aborted=is_aborted)
         if ledger.sequences == 0 and ledger.ends_program:
             self.end_program(ledger.program_id)
         return ledger
@@ -156,14 +157,20 @@ class CallTable:
             self._policy.go_on(entry.call, now_s)
         entry.stalled = stalled
 
-    def _remember(self, program_id: ProgramId, program: ProgramEntry, request_id: str, now_s: float) -> None:
+    def _remember(
+        self, program_id: ProgramId, program: ProgramEntry, request_id: str, now_s: float, *, is_aborted: bool
+    ) -> None:
         del self._programs[program_id]
         if program.has_ended:
             self._on_gone(program.view)
         elif program_id == program_of_request(request_id):
             self._policy.on_event(ProgramEnded(program.view))
             self._on_gone(program.view)
+        elif is_aborted and program_id in self._ended:  # the message of its end was quicker than its last call
+            self._policy.on_event(ProgramEnded(program.view, is_known=False))
+            self._on_gone(program.view)
         else:
+            self._ended.pop(program_id, None)  # its client goes on after all
             self._idle[program_id] = _Idle(program.view, now_s)
             if len(self._idle) > _REMEMBERED_PROGRAMS:
                 self._forget_first()
@@ -176,6 +183,9 @@ class CallTable:
     def end_program(self, program_id: ProgramId, *, is_abandoned: bool = False) -> bool:
         """A program has ended: forget it now, or with its last request. `is_abandoned`: nobody has said that it ended,
         but no request of it is expected. Returns whether the program was known."""
+        self._ended[program_id] = None
+        if len(self._ended) > _REMEMBERED_PROGRAMS:
+            self._ended.popitem(last=False)
         idle = self._idle.pop(program_id, None)
         if idle is not None:
             self._policy.on_event(ProgramEnded(idle.view, is_known=not is_abandoned))

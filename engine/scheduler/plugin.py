@@ -212,11 +212,11 @@ class WeftScheduler(AsyncScheduler):
             self._kv_accounts.call_left(request, entry.call.program)
         self._note_left(request)
         self._to_tell.discard(request.request_id)
-        ledger = self._table.close(request.request_id, self._clock())
+        is_aborted = request.status == RequestStatus.FINISHED_ABORTED
+        ledger = self._table.close(request.request_id, self._clock(), is_aborted=is_aborted)
         if ledger is not None:
             self._left[request.request_id] = ledger
-            is_aborted = ledger.sequences == 0 and request.status == RequestStatus.FINISHED_ABORTED
-            if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
+            if is_aborted and ledger.sequences == 0 and self._has_own_client and self._table.knows(ledger.program_id):
                 self._aborted.add((ledger.program_id, ledger.call_id), encode_account(ledger.account()))
         return super()._free_request(request, delay_free_blocks)
 

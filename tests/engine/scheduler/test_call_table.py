@@ -137,6 +137,41 @@ def test_a_program_ends_while_a_call_of_it_is_being_aborted() -> None:
     assert tables.policy.ended == ["a"]
 
 
+def test_an_aborted_call_that_comes_after_its_programs_end_leaves_nothing() -> None:
+    """The message of the end may be quicker than the call and its abort."""
+    tables = Tables()
+    tables.table.end_program(ProgramId("a"))
+    tables.open("r", header("a"))
+    tables.table.close("r", 1.0, is_aborted=True)
+    assert tables.table.is_empty
+    assert tables.policy.ended == ["a"]
+
+
+def test_a_program_that_goes_on_after_its_end_is_remembered() -> None:
+    """Its call is answered, so its client is there, and one that it aborts later does not end it."""
+    tables = Tables()
+    tables.table.end_program(ProgramId("a"))
+    view = tables.open("r1", header("a"))
+    tables.table.close("r1", 1.0)
+    assert tables.open("r2", header("a")) is view
+    tables.table.close("r2", 2.0, is_aborted=True)
+    assert tables.table.knows(ProgramId("a"))
+    assert tables.policy.ended == []
+
+
+def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more programs, an aborted call that is late is taken for one of a program that goes on."""
+    monkeypatch.setattr(call_table, "_REMEMBERED_PROGRAMS", 3)
+    tables = Tables()
+    for number in range(5):
+        tables.table.end_program(ProgramId(f"p{number}"))
+    for name in ("p1", "p2"):
+        tables.open(name, header(name))
+        tables.table.close(name, 1.0, is_aborted=True)
+    assert tables.table.knows(ProgramId("p1"))
+    assert not tables.table.knows(ProgramId("p2"))
+
+
 def test_a_call_can_end_its_program() -> None:
     """Over HTTP the last call says so, and the program ends when that call does."""
     tables = Tables()
