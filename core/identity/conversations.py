@@ -37,6 +37,9 @@ _QUOTED: Final = re.compile(  # no key of JSON, or in code
 )
 _PASSED: Final = re.compile(r"""\w\((?:\w+ ?= ?)?["']([^"'\\\n]{6,})["']""")  # to a function
 _FIELD: Final = re.compile(r"^\[\[ ## \w+ ## \]\]$", re.MULTILINE)  # DSPy's mark before a field
+_ANSWER: Final = 1  # kinds of items, which are added up
+SYSTEM: Final = 2  # of the system prompt
+_NAMED: Final = 4  # may have ids of tool calls
 
 
 class Said(NamedTuple):
@@ -44,10 +47,15 @@ class Said(NamedTuple):
     next answer continues."""
 
     items: list[Item]
+    kinds: bytes  # see `kinds_of`
     digests: list[Digest]
     answers: list[int]
     question: Digest  # of what is before those at the end
     kept: dict[Item, Digest]  # what lineage keeps answers by, once it was asked for
+
+    def of_kind(self, kind: int) -> list[int]:
+        """The places of the items of a kind."""
+        return [place for place, each in enumerate(self.kinds) if each & kind]
 
     def answer_after(self, place: int) -> int | None:
         """The place of the first answer after a place."""
@@ -64,13 +72,30 @@ class Said(NamedTuple):
             yield begin, end
 
 
-def said_in(items: list[Item], digests: list[Digest], start: Digest, kept: dict[Item, Digest]) -> Said:
+def said_in(items: list[Item], kinds: bytes, digests: list[Digest], start: Digest, kept: dict[Item, Digest]) -> Said:
     """A conversation as digests, each of which begins with `start`."""
-    answers = [place for place, item in enumerate(items) if is_answer(item)]
+    answers = [place for place, kind in enumerate(kinds) if kind & _ANSWER]
     end = len(items)
     while answers and answers[-1] == end - 1:
         end = answers.pop()
-    return Said(items, digests, answers, digests[end - 1] if end else start, kept)
+    return Said(items, kinds, digests, answers, digests[end - 1] if end else start, kept)
+
+
+def kinds_of(items: list[Item]) -> bytes:
+    """The kind of each item, in a byte, so that what was read before need not be looked at again."""
+    kinds, unread = bytearray(), _MOST_CHARACTERS
+    for item in reversed(items):
+        kind = _ANSWER if is_answer(item) else SYSTEM if item[:2] == ("message", "system") else 0
+        if item[0] in ("call", "result"):
+            kind |= _NAMED
+        elif item[0] == "message" and unread > 0:
+            text = _text_of(item)
+            unread -= len(text)
+            if ("_" in text or "-tool-" in text) and any(mark in text for mark in _ID_MARKS):
+                kind |= _NAMED
+        kinds.append(kind)
+    kinds.reverse()
+    return bytes(kinds)
 
 
 def is_answer(item: Item) -> bool:
@@ -141,20 +166,22 @@ def values_in(text: str) -> list[str]:
     return [value for value in values if isinstance(value, str)]
 
 
-def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
+def ids_in(said: Said) -> Iterator[tuple[int, str]]:
     """The ids of tool calls in a conversation, with the places of their items, the latest first.
 
     Some clients write calls into texts, with their ids.
     """
-    left, unread = _MOST_IDS, _MOST_CHARACTERS
-    for place, item in zip(range(len(items) - 1, -1, -1), reversed(items), strict=True):
+    left = _MOST_IDS
+    for place in reversed(said.of_kind(_NAMED)):
+        item = said.items[place]
         if item[0] in ("call", "result"):
             if CALL_ID.fullmatch(item[1]):
                 yield place, item[1]
-        elif item[0] == "message" and left > 0 and unread > 0:
-            text = item[4] if len(item) == 5 else "\0".join(item[4::2])
-            unread -= len(text)
-            if ("_" in text or "-tool-" in text) and any(mark in text for mark in _ID_MARKS):
-                found = _ID_IN_TEXT.findall(text)[-left:]
-                left -= len(found)
-                yield from ((place, each) for each in reversed(found))
+        elif left > 0:
+            found = _ID_IN_TEXT.findall(_text_of(item))[-left:]
+            left -= len(found)
+            yield from ((place, each) for each in reversed(found))
+
+
+def _text_of(message: Item) -> str:
+    return message[4] if len(message) == 5 else "\0".join(message[4::2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from weft.core.identity.conversations import arguments_of, values_in
@@ -85,6 +86,24 @@ def sample_of(text: bytes, kept_bytes: int = KEPT_BYTES) -> Sample:
     return Sample(text[:half], text[-half:], len(text))
 
 
+class Before:
+    """A message before an answer, which is folded only if it is not the same as another one.
+
+    Args:
+        item: The message.
+    """
+
+    def __init__(self, item: Item) -> None:
+        self._item = item
+        self.key = hash(item)
+        self.call_id = item[1] if item[0] == "result" else ""  # of the tool call whose result it is
+
+    @cached_property
+    def text(self) -> bytes:
+        """Its texts, folded."""
+        return folded_texts([self._item])
+
+
 class Question(NamedTuple):
     """What an answer was given to."""
 
@@ -98,12 +117,14 @@ class Question(NamedTuple):
     is_example: bool = False  # a request had it with this answer before any model gave that
     next: Sample | None = None  # what the program told its model behind the answer
     is_passed_on: bool = False  # that was another agent of the program
+    key: int = 0  # of the message before it; see `Before`
 
-    def is_one_of(self, told: list[tuple[bytes, str]]) -> bool:
-        """Whether it is one of some texts; see `GivenAnswer.asked`. Clients may leave out calls behind it."""
-        for text, call_id in told:
-            is_asked = self.call_id == call_id and self.asked.is_related_to(text)
-            if is_asked or (not call_id and self.user.is_related_to(text)):
+    def is_one_of(self, told: list[Before]) -> bool:
+        """Whether it is one of some messages. Clients may leave out calls behind it."""
+        for each in told:
+            if each.key == self.key or (self.call_id == each.call_id and self.asked.is_related_to(each.text)):
+                return True
+            if not each.call_id and self.user.is_related_to(each.text):
                 return True
         return False
 
@@ -139,9 +160,8 @@ class GivenAnswer:
         """Whether no other program's model wrote it."""
         return len(self.owners) == 1 and program_id in self.owners
 
-    def asked(self, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question]:
-        """The programs that were given it as an answer to one of some questions, if that is no client's example: to
-        one of these folded texts before the answer, each with the id of the tool call whose result it is, or ""."""
+    def asked(self, told: list[Before]) -> dict[ProgramId, Question]:
+        """The programs that were given it as an answer to one of some messages, if that is no client's example."""
         found = {each: known for each, known in self.owners.items() if known is not None and known.is_one_of(told)}
         return found if not any(each.is_example for each in found.values()) else {}
 

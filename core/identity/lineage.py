@@ -19,7 +19,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import Said, arguments_of, ids_in, is_answer, is_input, steps_in, without_system
+from weft.core.identity.conversations import (
+    CALL_ID,
+    SYSTEM,
+    Said,
+    arguments_of,
+    ids_in,
+    is_answer,
+    is_input,
+    steps_in,
+    without_system,
+)
 from weft.core.identity.families import label_of, task_in
 from weft.core.identity.given import (
     KEPT_BYTES,
@@ -28,6 +38,7 @@ from weft.core.identity.given import (
     PROMPT_BYTES,
     SEARCHED,
     SHORT_BYTES,
+    Before,
     GivenAnswer,
     Prompt,
     Question,
@@ -41,7 +52,7 @@ from weft.core.identity.given import (
 from weft.core.identity.handed import Handed, HandedText, Turns
 from weft.core.identity.items import SILENCE, Digest, Item, digest_of, in_order, utf8_bytes
 from weft.core.identity.items import chain as chain_of
-from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
+from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, placed_pieces_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
 from weft.core.identity.sources import Described, Evidence, Identity, Source
@@ -69,7 +80,7 @@ class Placed(NamedTuple):
 
     identity: Identity  # with the program of the request
     peer: str = ""  # the connection that it came by
-    said: Said = Said([], [], [], b"", {})  # its messages; none if lineage did not look for its program
+    said: Said = Said([], b"", [], [], b"", {})  # its messages; none if lineage did not look for its program
     question: Question | None = None  # the last message before the answer
     start: Digest = b""  # what the digests of the messages begin with
     prompt: Prompt | None = None  # what it told the model that no request had told before
@@ -174,7 +185,7 @@ class Lineage:
         decides only between programs with the same messages."""
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
         said = self._readings.read(body, scope, start, evidence.body_bytes)
-        prompts = [at for at, item in enumerate(said.items) if item[1] == "system" and item[0] == "message"]
+        prompts = said.of_kind(SYSTEM)
         texts = tuple(tuple(texts_of(said.items[at])) for at in prompts)
         leading = sum(map(int.__eq__, prompts, range(len(prompts))))  # some clients add more of them later
         system = (_system_again if sum(map(len, chain(*texts))) <= _MOST_CACHED else _system_of)(texts, leading)
@@ -270,7 +281,7 @@ class Lineage:
             if found is not None:
                 return _Found(Source.LINEAGE, found, state_place + 1)
         is_one_of_twins = state is not None and said.answer_after(state_place) is None
-        for place, call_id in ids_in(said.items):
+        for place, call_id in ids_in(said):
             given = self._calls.get(scope, digest_of(asked.start, "call id", call_id))
             if given is not None and given.program_id != SEVERAL:
                 return _Found(Source.LINEAGE, given.program_id, place + 1)
@@ -382,14 +393,14 @@ class Lineage:
 
     def _owners(self, asked: _Asked, answer: list[Item], questions: list[Item]) -> dict[ProgramId, Question]:
         """The programs that were given an answer to questions. Parts that nobody was given are left out."""
-        told = [(folded_texts([each]), each[1] if each[0] == "result" else "") for each in questions]
+        told = list(map(Before, questions))
         owners: dict[ProgramId, Question] | None = None
         for item in answer:
             if (found := self._given_to(asked, item, told)) is not None:
                 owners = found if owners is None else {each: had for each, had in owners.items() if each in found}
         return owners or {}
 
-    def _given_to(self, asked: _Asked, item: Item, told: list[tuple[bytes, str]]) -> dict[ProgramId, Question] | None:
+    def _given_to(self, asked: _Asked, item: Item, told: list[Before]) -> dict[ProgramId, Question] | None:
         """The programs that were given a part of an answer to one of some questions; None: nobody is known."""
         key = asked.key_of(item)
         known = self._answers.get(asked.scope, key)
@@ -397,7 +408,7 @@ class Lineage:
             known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
         if known is None or not known.is_crowded:
             return known.asked(told) if known is not None else None
-        keys = (digest_of(key + sample_of(text).head, "exchange") for text, _call in told)
+        keys = (digest_of(key + sample_of(each.text).head, "exchange") for each in told)
         kept = (each for key in keys if (each := self._answers.get(asked.scope, key)) and not each.is_crowded)
         found = {each: had for one in kept for each, had in one.asked(told).items()}
         return found or None
@@ -530,7 +541,8 @@ class Lineage:
         samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
         before = self._before(asked, program_id, len(items))
         call_id = latest[1] if latest[0] == "result" else ""
-        return Question(samples[0], samples[-1], asked.system.sample, *before, call_id, len(asked.said.answers))
+        place, key = len(asked.said.answers), hash(latest)
+        return Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place, key=key)
 
     def _note_given(self, scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId) -> None:
         """Note how an answer to a prompt begins, for a client that cuts it or adds to it."""
@@ -565,8 +577,8 @@ class Lineage:
             self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
         ways = [(way, text) for way in ("text", "entry") for text in texts]
         handed = self._hand(scope, placed, [*ways, *steps_in(item[3])], kind, placed.identity.agent)
-        for _place, call_id in ids_in([item]):
-            digest = digest_of(start, "call id", call_id)
+        if CALL_ID.fullmatch(item[1]):
+            digest = digest_of(start, "call id", item[1])
             given = self._calls.get(scope, digest)
             owner = program_id if given is None or given.program_id == program_id else SEVERAL
             self._calls.put(scope, digest, _Given(owner, handed))
@@ -604,12 +616,12 @@ class Lineage:
         was_known = program_id in answer.owners or unknown is not None
         answer.add(program_id, question)
         if not was_known and len(answer.text) >= PIECE:
-            values = pieces_of(answer.text)
+            values, places = placed_pieces_of(answer.text)
             is_told, pieces = self._told.has(scope, values).tolist(), keys_of(scope, values)
             known = filter(None, map(self._written.get, pieces))
             # If most of it is the program's already, the model has mended a draft, and it stands for that from now on.
             is_draft = 2 * sum(other.is_only_of(program_id) for other in known) > len(pieces)
-            for piece, place, was_told in zip(pieces, places_of(answer.text, values), is_told, strict=True):
+            for piece, place, was_told in zip(pieces, places, is_told, strict=True):
                 other, is_known = self._written.get(piece), piece in self._written
                 if is_draft and other is not None and other is not answer and other.is_only_of(program_id):
                     size += other.size()

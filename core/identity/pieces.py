@@ -17,7 +17,7 @@ PIECE: Final = 24  # folded bytes
 _WINDOW: Final = 16  # runs, of which one piece is chosen
 _CHUNK: Final = 1 << 16  # bytes that are hashed at once
 _UNSAID: Final = b" \t\r\n\\\"'`>*_"
-_FACTOR: Final = 0x9E3779B1
+_POWERS: Final = {length: np.uint32(pow(0x9E3779B1, length, 1 << 32)) for length in (1, 2, 4, 8)}
 _BITS: Final = 24  # of what was told
 _MOST_TOLD: Final = 1_000_000  # pieces, of a generation
 _MOST_OF_A_GROUP: Final = 8
@@ -40,11 +40,12 @@ def pieces_of(text: bytes) -> Values:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def places_of(text: bytes, values: Values) -> list[int]:
-    """Where in a folded text its pieces are."""
+def placed_pieces_of(text: bytes) -> tuple[Values, list[int]]:
+    """The pieces of a short folded text, and where in it they are."""
     hashes = _hashes(text)
+    values = _chosen(hashes)
     places: list[int] = (hashes[None, :] == values[:, None]).argmax(axis=1).tolist() if len(values) else []
-    return places
+    return values, places
 
 
 def span_of(text: bytes, keys: list[int]) -> tuple[int, int]:
@@ -63,8 +64,8 @@ def _hashes(text: bytes) -> Values:
         return np.empty(0, np.uint32)
     runs = {1: _BYTES[data]}  # by their length
     for length in (1, 2, 4, 8):
-        runs[2 * length] = runs[length][:-length] * _power(length) + runs[length][length:]
-    hashes = runs[16][:-8] * _power(8) + runs[8][16:]
+        runs[2 * length] = runs[length][:-length] * _POWERS[length] + runs[length][length:]
+    hashes = runs[16][:-8] * _POWERS[8] + runs[8][16:]
     hashes ^= hashes >> np.uint32(15)
     hashes *= np.uint32(0x2C1B3C6D)
     hashes ^= hashes >> np.uint32(13)
@@ -83,10 +84,6 @@ def _chosen(hashes: Values) -> Values:
     is_new[0] = True
     np.not_equal(least[1:], least[:-1], out=is_new[1:])
     return least[is_new]
-
-
-def _power(length: int) -> np.uint32:
-    return np.uint32(pow(_FACTOR, length, 1 << 32))
 
 
 class Told:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from weft.core.identity.conversations import Said, said_in
+from weft.core.identity.conversations import Said, kinds_of, said_in
 from weft.core.identity.items import MOST_ITEMS, SILENCE, Digest, Item, chain, item_keys, items_before, items_of_message
 from weft.core.identity.recent import Recent
 
@@ -22,6 +22,7 @@ class _Reading:
     before: list[Item]
     messages: list[Any]  # as they came
     items: list[list[Item]]  # of each message
+    kinds: bytes  # of all items; see `kinds_of`
     own: list[list[Digest]]  # of these items
     head: list[Digest]  # of the beginnings of the system prompt
     rest: list[Digest]  # of those of what is behind it, which stay if it changes
@@ -50,7 +51,8 @@ class Readings:
         key = _key_of(start, messages)
         known = self._read.get(scope, key) or []
         found = ((_same(each.messages, messages), each) for each in known)
-        same, reading = max(found, key=lambda each: each[0], default=(0, _Reading([], [], [], [], [], [], {}, 0, 0)))
+        unknown = _Reading([], [], [], b"", [], [], [], {}, 0, 0)
+        same, reading = max(found, key=lambda each: each[0], default=(0, unknown))
         items, own = reading.items[:same], reading.own[:same]
         is_same_system = same > 0 and reading.messages[0] == messages[0]
         if same and not is_same_system:
@@ -61,15 +63,18 @@ class Readings:
             items.append(items_of_message(message) if isinstance(message, Mapping) else [])
             count += len(items[-1])
             if count > MOST_ITEMS:
-                return said_in([], [], start, {})
+                return said_in([], b"", [], start, {})
         if items[-1:] == [[SILENCE]] and not messages[-1].get("name"):  # the place of the answer
             del items[-1], messages[-1], own[len(items) :]
         own += map(item_keys, items[len(own) :])
         flat = [*before, *(item for each in items for item in each)]
         at = int(bool(messages) and _is_system(messages[0]))
         head, rest = reading.head, reading.rest[: sum(map(len, items[at:same]))]
+        kinds, behind = reading.kinds[: len(head)], reading.kinds[len(head) :][: len(rest)]
         if not (is_same_system and reading.before == before):
             head = chain(start, [*item_keys(before), *(key for each in own[:at] for key in each)])
+            kinds = kinds_of(flat[: len(head)])
+        kinds += behind + kinds_of(flat[len(head) + len(rest) :])
         rest += chain(rest[-1] if rest else start, [key for each in own[max(at, same) :] for key in each])
         digests = [*(start + each for each in head), *(each + (head or [start])[-1] for each in rest)]
         new = sum(len(text) for each in items[same:] for item in each for text in item)
@@ -79,11 +84,11 @@ class Readings:
         size = max(had + new, body_bytes)
         if messages and size <= _MOST_SIZE:
             others = [each for each in known if each is not reading or same < len(reading.messages) - 1]
-            latest = _Reading(before, messages, items, own, head, rest, kept, had + new, size)
+            latest = _Reading(before, messages, items, kinds, own, head, rest, kept, had + new, size)
             readings = [latest, *others][:_MOST_TWINS]
             self._read.put(scope, key, readings)
             self._read.grow(scope, _kib(readings) - (_kib(known) or 1))
-        return said_in(flat, digests, start, kept)
+        return said_in(flat, kinds, digests, start, kept)
 
 
 def _kib(readings: list[_Reading]) -> int:
@@ -100,12 +105,10 @@ def _key_of(start: Digest, messages: Sequence[Any]) -> Digest:
 
 def _same(one: list[Any], other: list[Any]) -> int:
     """With how many equal messages two conversations begin, whatever the system's first one says."""
-    if len(one) <= len(other) and one == other[: len(one)]:
-        return len(one)
-    place = 0
-    if one and other and _is_system(one[0]) and _is_system(other[0]):
-        place = 1
+    place = int(bool(one) and bool(other) and _is_system(one[0]) and _is_system(other[0]))
     least = min(len(one), len(other))
+    if one[place:least] == other[place:least]:
+        return least
     while place < least and one[place] == other[place]:
         place += 1
     return place

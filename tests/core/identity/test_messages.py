@@ -230,7 +230,7 @@ def test_kept_requests_are_bounded_by_their_bytes() -> None:
 MESSAGE = st.fixed_dictionaries(
     {
         "role": st.sampled_from(["system", "user", "assistant"]),
-        "content": st.sampled_from(["", "a", '{"b": 1, "c": 2}', '{"c": 2, "b": 1}']),
+        "content": st.sampled_from(["", "a", '{"b": 1, "c": 2}', '{"c": 2, "b": 1}', "Results of call_0123:"]),
     }
 )
 
