@@ -298,9 +298,13 @@ class Lineage:
 
     def _opener(self, asked: _Asked) -> ProgramId | None:
         """The only program that was told how a conversation begins, if its client left before it had the whole answer,
-        and now has told more, or has an empty answer."""
-        told = _openings_in(asked.start, asked.said, asked.system.sample)
-        for key in told if next(filter(is_answer, asked.said.items), None) == SILENCE else told[:-1]:
+        and now has told more, or has an empty answer, or one that it had put in place of another answer before."""
+        said = asked.said
+        told = _openings_in(asked.start, said, asked.system.sample)
+        fillers = [at for at in said.answers[-_MOST_EXCHANGES:] if told and said.items[at] in said.items[:at]]
+        wholes = [said.digests[at - 1] for at in reversed(fillers)]
+        begun = told if next(filter(is_answer, said.items), None) == SILENCE else told[:-1]
+        for key in [*wholes, *begun]:
             owner = self._left.get(asked.scope, key)
             if owner not in (None, SEVERAL) and owner == self._openings.get(asked.scope, key):
                 self._left.pop(asked.scope, key)  # another one may only begin alike
@@ -520,6 +524,8 @@ class Lineage:
         go_on(self._states, scope, said, asked.reached, program_id)
         if not said.answers:
             _note_owner(self._openings, scope, _openings_in(asked.start, said, asked.system.sample)[-1:], program_id)
+        elif asked.reached[1] is None:  # nobody gave the answers in it
+            _note_owner(self._openings, scope, said.digests[-1:], program_id)
         for _begin, end in islice(said.latest_first(), 1):
             known = self._answers.get(scope, asked.key_of(said.items[end - 1]))
             had = known.owners.get(program_id) if known is not None else None

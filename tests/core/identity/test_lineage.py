@@ -220,6 +220,40 @@ def test_another_first_turn_is_not_that_of_a_client_that_left(system: str, messa
     assert server.send([*prompted(system), *messages]).identity.program_id != first.identity.program_id
 
 
+FILLER = "No response requested."  # Claude Code's
+
+
+@pytest.mark.parametrize(
+    ("history", "is_known"),
+    [
+        (("Talk.", FILLER, "Talk more.", FILLER, "Go on."), True),
+        (("Talk.", FILLER, "Talk more.", "Of ships.", "Go on."), False),
+        (("Talk.", FILLER, "Talk less.", FILLER, "Go on."), False),
+    ],
+    ids=["a filler again", "an answer of another server", "other words"],
+)
+def test_a_later_turn_whose_client_left_goes_on(history: tuple[str, ...], *, is_known: bool) -> None:
+    """Its client has put the filler in place of an answer that it had put in place of another one before. It goes on
+    once: what others tell may begin alike."""
+    server = Server()
+    first = server.send(prompted(CODER, "Talk.", FILLER, "Talk more."))
+    assert server.send(prompted(CODER, *history)).identity.program_id != first.identity.program_id
+    server.lineage.left(first, "-")
+    again = server.send(prompted(CODER, *history)).identity.program_id
+    assert (again == first.identity.program_id) == is_known
+    assert server.send(prompted(CODER, *history)).identity.program_id != first.identity.program_id
+
+
+def test_a_later_turn_that_several_programs_had_is_gone_on_by_none() -> None:
+    """Their clients left, and which one goes on is not known."""
+    server = Server()
+    both = [server.send(prompted(CODER, "Talk.", FILLER, "Talk more.")) for _ in range(2)]
+    for each in both:
+        server.lineage.left(each, "-")
+    again = server.send(prompted(CODER, "Talk.", FILLER, "Talk more.", FILLER, "Go on.")).identity.program_id
+    assert again not in {each.identity.program_id for each in both}
+
+
 def test_a_first_turn_that_several_programs_had_is_gone_on_by_none() -> None:
     """One client left, and which one goes on is not known. Short words are anybody's."""
     server = Server()
