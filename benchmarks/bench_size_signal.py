@@ -4,8 +4,9 @@
 
 The first table has what programs have left after so many calls, and how it goes with what an engine sees of them. Where
 the mean does not grow with the calls, no order that is blind to sizes beats the order of arrival. The second one has
-orders of programs on one engine with host memory under LRU: blind ones, and ones that know sizes, exactly or within a
-factor whose logarithm is normal.
+orders of programs on one engine with host memory under LRU: blind ones; ones that know sizes, exactly or within a
+factor whose logarithm is normal; and `auto`, which learns from the names of programs, with names that tell nothing, in
+which half of the sizes a program is, or in which quarter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -69,15 +71,14 @@ def left(programs: Sequence[TraceProgram]) -> Iterator[dict[str, float]]:
         contexts = [program.calls[had].prompt_tokens for program in alive]
         outputs = [sum(call.output_tokens for call in program.calls[:had]) for program in alive]
         waits_s = [sum(call.gap_s for call in program.calls[1 : had + 1]) for program in alive]
+        seen = {"output": together(outputs, rest), "waits": together(waits_s, rest)} if had else {}
         yield {
             "calls": had,
             "programs": len(alive),
             "mean_calls_left": statistics.mean(len(program.calls) - had for program in alive),
             "mean_work_left": statistics.mean(rest),
             "context": together(contexts, rest),
-            "output": together(outputs, rest) if had else math.nan,
-            "waits": together(waits_s, rest) if had else math.nan,
-        }
+        } | seen
 
 
 def orders(programs: Sequence[TraceProgram], seed: int) -> Iterator[tuple[str, Callable[[TraceProgram], float]]]:
@@ -98,6 +99,12 @@ def orders(programs: Sequence[TraceProgram], seed: int) -> Iterator[tuple[str, C
         yield f"by size, known within a factor of {math.exp(spread):.1f}", guessed(spread)
     yield "the shorter half first", lambda program: float(sizes[program.program] > middle)
     yield "by size", lambda program: sizes[program.program]
+
+
+def named(programs: Sequence[TraceProgram], parts: int) -> list[TraceProgram]:
+    """The programs, whose names tell in which of so many equal parts their sizes are."""
+    places = {program.program: place for place, program in enumerate(sorted(programs, key=work))}
+    return [replace(each, name=f"part {places[each.program] * parts // len(programs)}") for each in programs]
 
 
 def plot(data: Mapping[str, Any], path: Path) -> None:
@@ -131,16 +138,21 @@ def main(
         "calls made", "programs", "mean calls left", "mean work left", "context", "output so far", "waits so far"
     )
     for rest in rests:
-        counts = (f"{value:,.0f}" for value in list(rest.values())[:4])
-        table.add_row(*counts, *("" if math.isnan(value) else f"{value:+.2f}" for value in list(rest.values())[4:]))
+        counts, correlations = list(rest.values())[:4], list(rest.values())[4:]
+        table.add_row(*(f"{each:,.0f}" for each in counts), *(f"{each:+.2f}" for each in correlations))
     console.print(table)
     chosen = with_load(programs, load, base)
-    settings = Rival("by-place", False, HOST_LRU).settings(base)
     rows: list[dict[str, Any]] = []
+
+    def play(name: str, played: Sequence[TraceProgram], policy: str) -> None:
+        result = simulate(played, Rival(policy, False, HOST_LRU).settings(base))
+        rows.append({"name": name, "mean_s": result.mean_latency} | {f"p{q}_s": result.latency(q) for q in (95, 99)})
+
     for name, place in track(list(orders(chosen, seed)), "orders", console=Console(stderr=True)):
         _places.update((ProgramId(program.program), place(program)) for program in chosen)
-        result = simulate(chosen, settings)
-        rows.append({"name": name, "mean_s": result.mean_latency} | {f"p{q}_s": result.latency(q) for q in (95, 99)})
+        play(name, chosen, "by-place")
+    for parts in (1, 2, 4):
+        play(f"auto, {parts} {'name' if parts == 1 else 'names'}", named(chosen, parts), "auto")
     table = Table("order of programs", "mean, s", "÷ by arrival", "p95, s", "p99, s")
     for row in rows:
         ratio = row["mean_s"] / rows[0]["mean_s"]
