@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,24 @@ async def test_a_coroutine_that_runs_at_the_end_is_cancelled(thread: LoopThread)
     late = thread.submit(asyncio.sleep(600))
     thread.stop()
     assert [begun.cancelled(), late.cancelled()] == [True, True]
+
+
+async def test_a_task_that_begins_while_the_loop_ends_is_cancelled(thread: LoopThread) -> None:
+    """For instance that of a request which comes then. Otherwise Python would destroy it as it waits."""
+    begun: list[asyncio.Task[None]] = []
+    is_running = threading.Event()
+
+    async def begin_another() -> None:
+        is_running.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            begun.append(asyncio.create_task(asyncio.sleep(600)))
+
+    thread.submit(begin_another())
+    assert is_running.wait(60)
+    thread.stop()
+    assert [task.cancelled() for task in begun] == [True]
 
 
 async def test_a_call_that_is_cancelled_as_the_loop_ends_logs_nothing(
