@@ -46,6 +46,8 @@ class HeaderReader:
 
 # How many programs without a request are remembered, the latest used: clients may send ids and no figures.
 _REMEMBERED_PROGRAMS: Final = 10_000
+# After the message that a program has ended, a call that was aborted with it may still come for so long.
+_LATE_S: Final = 10.0
 
 
 class _Idle(NamedTuple):
@@ -70,7 +72,7 @@ class CallTable:
         self._policy = policy
         self._programs: dict[ProgramId, ProgramEntry] = {}  # with requests under way
         self._idle: OrderedDict[ProgramId, _Idle] = OrderedDict()  # without, the latest used last
-        self._ended: OrderedDict[ProgramId, None] = OrderedDict()  # of which a call may still be on its way here
+        self._ended: OrderedDict[ProgramId, float] = OrderedDict()  # when; a call of it may still be on its way here
         self._on_gone = on_gone
         self._idle_s = idle_s
         # Clients choose call ids, and two programs may choose the same.
@@ -144,7 +146,7 @@ class CallTable:
         if program.requests == 0:
             self._remember(ledger.program_id, program, request_id, now_s, is_aborted=is_aborted)
         if ledger.sequences == 0 and ledger.ends_program:
-            self.end_program(ledger.program_id)
+            self.end_program(ledger.program_id, now_s)
         return ledger
 
     def set_stalled(self, entry: Entry, now_s: float, *, stalled: bool) -> None:
@@ -166,7 +168,7 @@ class CallTable:
         elif program_id == program_of_request(request_id):
             self._policy.on_event(ProgramEnded(program.view))
             self._on_gone(program.view)
-        elif is_aborted and program_id in self._ended:  # the message of its end was quicker than its last call
+        elif is_aborted and now_s < self._ended.get(program_id, -math.inf) + _LATE_S:
             self._policy.on_event(ProgramEnded(program.view, is_known=False))
             self._on_gone(program.view)
         else:
@@ -180,10 +182,10 @@ class CallTable:
         self._policy.on_event(ProgramEnded(forgotten.view, is_known=False))
         self._on_gone(forgotten.view)
 
-    def end_program(self, program_id: ProgramId, *, is_abandoned: bool = False) -> bool:
+    def end_program(self, program_id: ProgramId, now_s: float, *, is_abandoned: bool = False) -> bool:
         """A program has ended: forget it now, or with its last request. `is_abandoned`: nobody has said that it ended,
         but no request of it is expected. Returns whether the program was known."""
-        self._ended[program_id] = None
+        self._ended[program_id] = now_s
         if len(self._ended) > _REMEMBERED_PROGRAMS:
             self._ended.popitem(last=False)
         idle = self._idle.pop(program_id, None)

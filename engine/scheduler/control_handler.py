@@ -66,8 +66,8 @@ class ControlHandler:
         match message:
             case ProgramsEnded(program_ids=ended, abandoned=abandoned):
                 self.aborted.forget((*ended, *abandoned))
-                known = [self.table.end_program(each) for each in ended]
-                known += [self.table.end_program(each, is_abandoned=True) for each in abandoned]
+                known = [self.table.end_program(each, now_s) for each in ended]
+                known += [self.table.end_program(each, now_s, is_abandoned=True) for each in abandoned]
                 return {"ended": sum(known)}
             case ProgramEvents(events):
                 for event in events:

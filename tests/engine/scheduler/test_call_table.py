@@ -120,8 +120,8 @@ def test_a_program_ends_while_it_is_idle() -> None:
     tables = Tables()
     tables.open("r", header("a"))
     tables.table.close("r", 1.0)
-    assert tables.table.end_program(ProgramId("a"))
-    assert not tables.table.end_program(ProgramId("a"))
+    assert tables.table.end_program(ProgramId("a"), 0.0)
+    assert not tables.table.end_program(ProgramId("a"), 0.0)
     assert tables.policy.ended == ["a"]
     assert tables.open("r2", header("a")).calls == 1, "the same id later is a new program"
 
@@ -130,17 +130,17 @@ def test_a_program_ends_while_a_call_of_it_is_being_aborted() -> None:
     """The policy hears of the end at once, and the program is not remembered after its last request."""
     tables = Tables()
     tables.open("r", header("a"))
-    assert tables.table.end_program(ProgramId("a"))
+    assert tables.table.end_program(ProgramId("a"), 0.0)
     assert tables.policy.ended == ["a"]
     tables.table.close("r", 1.0)
-    assert not tables.table.end_program(ProgramId("a"))
+    assert not tables.table.end_program(ProgramId("a"), 0.0)
     assert tables.policy.ended == ["a"]
 
 
 def test_an_aborted_call_that_comes_after_its_programs_end_leaves_nothing() -> None:
     """The message of the end may be quicker than the call and its abort."""
     tables = Tables()
-    tables.table.end_program(ProgramId("a"))
+    tables.table.end_program(ProgramId("a"), 0.0)
     tables.open("r", header("a"))
     tables.table.close("r", 1.0, is_aborted=True)
     assert tables.table.is_empty
@@ -150,7 +150,7 @@ def test_an_aborted_call_that_comes_after_its_programs_end_leaves_nothing() -> N
 def test_a_program_that_goes_on_after_its_end_is_remembered() -> None:
     """Its call is answered, so its client is there, and one that it aborts later does not end it."""
     tables = Tables()
-    tables.table.end_program(ProgramId("a"))
+    tables.table.end_program(ProgramId("a"), 0.0)
     view = tables.open("r1", header("a"))
     tables.table.close("r1", 1.0)
     assert tables.open("r2", header("a")) is view
@@ -159,12 +159,21 @@ def test_a_program_that_goes_on_after_its_end_is_remembered() -> None:
     assert tables.policy.ended == []
 
 
+def test_a_program_that_goes_on_later_is_remembered() -> None:
+    """Its client came back, and aborted the first call."""
+    tables = Tables()
+    tables.table.end_program(ProgramId("a"), 0.0)
+    tables.open("r", header("a"), 60.0)
+    tables.table.close("r", 61.0, is_aborted=True)
+    assert tables.table.knows(ProgramId("a"))
+
+
 def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more programs, an aborted call that is late is taken for one of a program that goes on."""
     monkeypatch.setattr(call_table, "_REMEMBERED_PROGRAMS", 3)
     tables = Tables()
     for number in range(5):
-        tables.table.end_program(ProgramId(f"p{number}"))
+        tables.table.end_program(ProgramId(f"p{number}"), 0.0)
     for name in ("p1", "p2"):
         tables.open(name, header(name))
         tables.table.close(name, 1.0, is_aborted=True)
@@ -179,13 +188,13 @@ def test_a_call_can_end_its_program() -> None:
     assert tables.policy.ended == []
     tables.table.close("r", 1.0)
     assert tables.policy.ended == ["a"]
-    assert not tables.table.end_program(ProgramId("a"))
+    assert not tables.table.end_program(ProgramId("a"), 0.0)
 
 
 def test_an_unknown_program_ends_without_effect() -> None:
     """A notice may be late, repeated or for another engine."""
     tables = Tables()
-    assert not tables.table.end_program(ProgramId("never seen"))
+    assert not tables.table.end_program(ProgramId("never seen"), 0.0)
     assert tables.policy.ended == []
 
 
@@ -206,8 +215,8 @@ def test_the_oldest_idle_program_is_forgotten(monkeypatch: pytest.MonkeyPatch) -
         tables.open(f"r{number}", header(f"p{number}"))
         tables.table.close(f"r{number}", float(number))
     assert tables.policy.ended == ["p0", "p1"]
-    assert not tables.table.end_program(ProgramId("p1"))
-    assert tables.table.end_program(ProgramId("p2"))
+    assert not tables.table.end_program(ProgramId("p1"), 0.0)
+    assert tables.table.end_program(ProgramId("p2"), 0.0)
 
 
 class CallTableMachine(RuleBasedStateMachine):
@@ -254,7 +263,7 @@ class CallTableMachine(RuleBasedStateMachine):
     @rule(program=st.sampled_from("abc"))
     def end(self, program: str) -> None:
         was_known = program in self.known and program not in self.ending
-        assert self.tables.table.end_program(ProgramId(program)) == was_known
+        assert self.tables.table.end_program(ProgramId(program), 0.0) == was_known
         if was_known:
             self.model_end(program)
 
