@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from uuid import uuid4
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermination
@@ -12,10 +13,12 @@ from autogen_agentchat.teams import MagenticOneGroupChat, SelectorGroupChat, Swa
 from autogen_core.models import ModelFamily
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
+run = {"weft-program-id": str(uuid4())} if sys.argv[1] == "header" else None
 MODEL = OpenAIChatCompletionClient(
     model="scripted",
     base_url=os.environ["OPENAI_BASE_URL"],
     api_key="none",
+    default_headers=run,
     model_info={
         "vision": False,
         "function_calling": True,
@@ -52,6 +55,10 @@ async def main(case: str) -> None:
         )
         for task in ("How is the weather in Rome?", *(["And tomorrow?"] if case == "resume" else [])):
             await agent.run(task=task)
+        return
+    if case == "header":  # two at once that share nothing
+        both = [AssistantAgent(f"agent_{thing}", MODEL) for thing in ("fish", "bird")]
+        await asyncio.gather(*(each.run(task=f"Name a {each.name}.") for each in both))
         return
     kind, _, how = case.partition(" ")
     cities = ["Rome", "Oslo"] if how == "two at once" else ["Rome"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from uuid import uuid4
 
+from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelMessage
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -41,6 +43,10 @@ async def main(case: str) -> None:
     question = "How is the weather in Rome?"
     if case == "two at once":
         await asyncio.gather(chief.run(question), chief.run("How is the weather in Oslo?"))
+    elif case == "header":  # two at once that share nothing
+        run = {"weft-program-id": str(uuid4())}
+        named = OpenAIChatModel("scripted", provider=OpenAIProvider(openai_client=AsyncOpenAI(default_headers=run)))
+        await asyncio.gather(*(Agent(named).run(f"Name a {thing}.") for thing in ("fish", "bird")))
     elif case == "abort":
         async with reporter.run_stream("Talk for ever.") as result:
             async for _text in result.stream_text(debounce_by=None):
