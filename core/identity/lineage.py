@@ -173,6 +173,9 @@ class Lineage:
         self._named: Recent[ProgramId] = Recent(most_states)  # by traces and responses
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
         self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have not the whole answer
+        self._failed: Recent[tuple[ProgramId, bool]] = Recent(
+            most_states
+        )  # first ones, and whether the next is to come
         self._openings: Recent[ProgramId] = Recent(most_states)  # what was told before any answer
         self._turns = Turns(is_open)
         self._ids = IdSource()
@@ -253,13 +256,21 @@ class Lineage:
                 if not placed.prompt.is_forgotten:
                     self._prompts.grow(scope, placed.prompt.size() - size)
 
-    def left(self, placed: Placed, scope: str) -> None:
+    def left(self, placed: Placed, scope: str, *, has_failed: bool = False) -> None:
         """Note that a request has ended, and that its client has not the whole answer. It may send the request again,
-        or go on from it."""
-        said, question = placed.said, placed.question
+        or go on from it.
+
+        If a request that began a program got an error (`has_failed`), the next one with the same messages belongs
+        there. Whoever sends it, nobody else has heard anything in that program.
+        """
+        said, question, program_id = placed.said, placed.question, placed.identity.program_id
+        if said.items and has_failed:
+            is_first = placed.identity.source is Source.NEW
+            if is_first or self._failed.get(scope, said.digests[-1]) == (program_id, False):
+                self._failed.put(scope, said.digests[-1], (program_id, True))
         if said.items:
             opening = _openings_in(placed.start, said, question.system)[-1:] if question is not None else []
-            _note_owner(self._left, scope, [said.digests[-1], *opening], placed.identity.program_id)
+            _note_owner(self._left, scope, [said.digests[-1], *opening], program_id)
 
     def _known(self, evidence: Evidence, asked: _Asked) -> _Found:  # noqa: PLR0911  one for each rule
         """The program that a request names, or whose conversation it continues."""
@@ -268,6 +279,10 @@ class Lineage:
         if left is not None and left != SEVERAL:
             self._left.pop(scope, said.digests[-1])
             return _Found(Source.LINEAGE, left)
+        failed = self._failed.get(scope, said.digests[-1]) if said.items else None
+        if failed is not None and failed[1]:
+            self._failed.put(scope, said.digests[-1], (failed[0], False))
+            return _Found(Source.LINEAGE, failed[0])
         for source, kind, named in (
             (Source.PREVIOUS_RESPONSE, b"response", evidence.previous_response_id),
             (Source.CORRELATION, b"correlation", evidence.correlation_id),

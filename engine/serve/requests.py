@@ -106,17 +106,17 @@ class SharedLineage:
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._lock = asyncio.Lock()
-        self._left: list[tuple[Placed, str]] = []  # requests whose clients left, for the next request to be known again
+        self._left: list[Callable[[], None]] = []  # of requests that got no whole answer, before the next is placed
 
     async def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str) -> Placed:
         await self._lock.acquire()
         while self._left:
-            self._lineage.left(*self._left.pop(0))
+            self._left.pop(0)()
         return await self._locked(evidence.body_bytes, partial(self._lineage.place, evidence, body, scope, peer))
 
-    def left(self, placed: Placed, scope: str) -> None:
+    def left(self, placed: Placed, scope: str, *, has_failed: bool = False) -> None:
         """See `Lineage.left`. It is noted before the next request is placed: another thread may have the lineage."""
-        self._left.append((placed, scope))
+        self._left.append(partial(self._lineage.left, placed, scope, has_failed=has_failed))
 
     async def answered(
         self, placed: Placed, answers: Answers, scope: str, response_id: str | None, is_part: bool = False

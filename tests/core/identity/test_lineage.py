@@ -167,6 +167,41 @@ def test_a_first_turn_that_says_it_is_sent_again_belongs_to_the_one_whose_client
     assert server.call(said("d"), "b", is_retry=True) not in known
 
 
+def test_a_first_request_that_failed_is_sent_again_without_saying_so() -> None:
+    """The next one with the same messages belongs to its program, and so does the one after that if it fails, too."""
+    server = Server()
+    first = server.send(said("a"))
+    for _ in range(3):
+        server.lineage.left(first, "-", has_failed=True)
+        assert server.send(said("b")).identity.program_id != first.identity.program_id
+        again = server.send(said("a"))
+        assert again.identity.program_id == first.identity.program_id
+        first = again
+    server.answer(again, "b")
+    assert server.call(said("a", "b", "c"), "d") == first.identity.program_id
+
+
+def test_a_request_that_failed_is_sent_again_once() -> None:
+    """Another program may begin alike, while the one that failed has an answer coming."""
+    server = Server()
+    first = server.send(said("a"))
+    server.lineage.left(first, "-", has_failed=True)
+    assert server.send(said("a"), scope="other").identity.program_id != first.identity.program_id
+    assert server.send(said("a")).identity.program_id == first.identity.program_id
+    assert server.send(said("a")).identity.program_id != first.identity.program_id
+
+
+def test_a_later_request_that_failed_is_no_evidence() -> None:
+    """Its program has more than that, and somebody else may say the same."""
+    server = Server()
+    first = server.send(said("a"))
+    server.answer(first, "b", response_id="r")
+    later = server.send(said("c"), previous_response_id="r")
+    server.lineage.left(later, "-", has_failed=True)
+    assert later.identity.program_id == first.identity.program_id
+    assert server.send(said("c")).identity.program_id != first.identity.program_id
+
+
 def test_a_retry_of_a_system_prompt_alone_belongs_to_the_one_whose_client_left() -> None:
     """A model may be asked by a system prompt, without a user's word."""
     server = Server()
