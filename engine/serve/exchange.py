@@ -120,7 +120,7 @@ class _ServedExchange(Exchange):
         self._asks = False  # the answer calls a tool
         self._is_final = False  # which takes the answer
         self._has_answer = False  # the client, or some of it
-        self._has_failed = False  # clients send it again then
+        self._status = 0  # of the answer; that of a stream may be good although an error is in it
 
     async def identify(self, request: dict[str, Any], body_bytes: int) -> bool:
         if self._path not in _ADMITTED:
@@ -211,8 +211,7 @@ class _ServedExchange(Exchange):
         """Add the program's id and the call's account; and to an error whether, and when, to try again."""
         request = self._engine.requests.get(self._key)
         if message["type"] == "http.response.start":
-            status = message["status"]
-            self._has_failed = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            self._status = message["status"]
         if request is not None and message["type"] == "http.response.start":
             more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
             if request.failure is not None and message["status"] >= 400:
@@ -320,7 +319,10 @@ class _ServedExchange(Exchange):
         if self._is_counted:
             self._engine.requests.uncount_call(self._client)
         if self._placed is not None and not self._has_answer:
-            has_failed = self._has_failed and not self._is_gone
+            request = self._engine.requests.get(self._key)
+            failure = request.failure if request is not None else None
+            status = error_status(failure) if failure is not None else self._status
+            has_failed = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
             self._engine.lineage.left(self._placed, self._id_scope, has_failed=has_failed)
         self._engine.requests.end(self._key)
 

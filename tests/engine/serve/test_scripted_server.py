@@ -155,16 +155,17 @@ def test_an_sdks_retry_of_a_refused_call_belongs_to_its_program(
     assert [row.calls for row in server.programs] == [5]
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", [OverloadedError(1, 1, 0.1), CallFailedError("the engine failed.")])
 def test_a_clients_own_retry_of_a_refused_first_turn_belongs_to_its_program(
-    scripted_server: Servers, error: Exception
+    scripted_server: Servers, error: Exception, stream: bool
 ) -> None:
-    """Claude Code's and Continue's do not say that they are retries."""
+    """Claude Code's and Continue's do not say that they are retries. A stream has begun when it gets the error."""
     server = scripted_server([error, error, "Good day to you.", "Good day."])
     user = [{"role": "user", "content": "Hi"}]
     for _ in range(2):
-        with pytest.raises(openai.APIStatusError):
-            ask(server, user)
+        with pytest.raises(openai.APIError):
+            ask(server, user, stream=stream)
     for _ in range(2):  # the second one is of somebody else
         ask(server, user)
     assert [row.calls for row in server.programs] == [3, 1]
