@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
-from weft.core.errors import EngineError, ReplicaError
+from weft.core.errors import EngineClosedError, EngineError, ReplicaError
 from weft.core.ids import EngineId
 from weft.core.log import get_logger
 from weft.core.routing.replicas import ReplicaSet, ReplicaState
@@ -50,6 +50,7 @@ class Supervisor:
         self._replicas: dict[EngineId, Replica] = {}
         self._starting: dict[EngineId, asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         self._last_ready_s = clock()
         self._failures: dict[tuple[str, EngineId | None], str] = {}  # the last error of each action, to log it once
         self._log = get_logger().bind(model=model)
@@ -82,7 +83,9 @@ class Supervisor:
 
     async def add(self) -> Replica:
         """Start one more replica and wait until it is ready. One that does not start is removed, and raises
-        EngineError."""
+        EngineError. Raises EngineClosedError after `stop`."""
+        if self._is_stopping:
+            raise EngineClosedError
         replica = self._make()
         self._replicas[replica.engine_id] = replica
         self._states.add(replica.engine_id)
@@ -234,6 +237,7 @@ class Supervisor:
         await settled(asyncio.ensure_future(self._stop()))
 
     async def _stop(self) -> None:
+        self._is_stopping = True
         tasks = {*self._tasks, *self._starting.values()}
         for task in tasks:
             task.cancel()

@@ -114,8 +114,11 @@ class Witness(ProgramObserver):
 
     def begun(self, life: Life, call_id: str, said_s: float) -> None:
         """A replica begins to run a call, whose account says how long it has waited: here, for a replica, and on others
-        before. A call that waits in a host which stands still is not known to wait."""
-        real_s = self._world.now_s - self.arrived_s.get(call_id, self._world.now_s)
+        before. A call that waits in a host which stands still is not known to wait, and the prompts of a replica's own
+        start come from nobody."""
+        if call_id not in self.arrived_s:
+            return
+        real_s = self._world.now_s - self.arrived_s[call_id]
         is_late = {"pause", "jump", "late"} & set(life.faults.happened)
         if not is_late and abs(real_s - said_s) > MOST_ON_WAY_S:
             self.wrong.append(f"{call_id} has waited {real_s} s, and its account says {said_s} s")

@@ -14,7 +14,7 @@ import pytest
 from polling import until
 from replica_harness import CALL, A, B, Harness
 
-from weft.core.errors import EngineStartError, NoReplicaError, ReplicaError, ReplicaLostError
+from weft.core.errors import EngineClosedError, EngineStartError, NoReplicaError, ReplicaError, ReplicaLostError
 from weft.core.ids import CallId, EngineId
 from weft.core.routing import Locality
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher
@@ -100,6 +100,14 @@ async def test_a_replica_whose_memory_nobody_reads_is_asked_for_nothing(harness:
         harness.latest = latest
         assert await harness.call() == [0, 1]
     assert harness.made[1].received == []
+
+
+async def test_no_replica_is_added_once_the_engine_is_being_shut_down(harness: Harness) -> None:
+    """Nobody would end its processes."""
+    await harness.supervisor.stop()
+    with pytest.raises(EngineClosedError):
+        await harness.supervisor.add()
+    assert len(harness.made) == 2
 
 
 async def test_a_call_that_kills_everything_ends_after_three_attempts() -> None:
