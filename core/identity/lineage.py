@@ -173,9 +173,8 @@ class Lineage:
         self._named: Recent[ProgramId] = Recent(most_states)  # by traces and responses
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection
         self._left: Recent[ProgramId] = Recent(most_states)  # requests whose clients have not the whole answer
-        self._failed: Recent[tuple[ProgramId, bool]] = Recent(
-            most_states
-        )  # first ones, and whether the next is to come
+        # The requests that began programs and failed, and whether the next one like it has not come yet.
+        self._failed: Recent[tuple[ProgramId, bool]] = Recent(most_states)
         self._openings: Recent[ProgramId] = Recent(most_states)  # what was told before any answer
         self._turns = Turns(is_open)
         self._ids = IdSource()
@@ -204,6 +203,8 @@ class Lineage:
                 Source.LINEAGE, task.program_id if task else self._by_text(asked, searched, is_mixed=found.is_mixed)
             )
         source, program_id = found.source, found.program_id
+        if program_id is None:
+            source, program_id = Source.LINEAGE, self._failed_before(asked)
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
         self._go_on(asked, program_id)
@@ -261,16 +262,26 @@ class Lineage:
         or go on from it.
 
         If a request that began a program got an error (`has_failed`), the next one with the same messages belongs
-        there. Whoever sends it, nobody else has heard anything in that program.
+        there, unless something else names its program. Whoever sends it, nobody has heard anything in that program.
         """
         said, question, program_id = placed.said, placed.question, placed.identity.program_id
-        if said.items and has_failed:
-            is_first = placed.identity.source is Source.NEW
-            if is_first or self._failed.get(scope, said.digests[-1]) == (program_id, False):
-                self._failed.put(scope, said.digests[-1], (program_id, True))
-        if said.items:
-            opening = _openings_in(placed.start, said, question.system)[-1:] if question is not None else []
-            _note_owner(self._left, scope, [said.digests[-1], *opening], program_id)
+        if not said.items:
+            return
+        whole = said.digests[-1]
+        is_first = placed.identity.source is Source.NEW or self._failed.get(scope, whole) == (program_id, False)
+        if has_failed and is_first:
+            self._failed.put(scope, whole, (program_id, True))
+        opening = _openings_in(placed.start, said, question.system)[-1:] if question is not None else []
+        _note_owner(self._left, scope, [whole, *opening], program_id)
+
+    def _failed_before(self, asked: _Asked) -> ProgramId | None:
+        """The program that began with the same request, if that failed and this is the next one like it."""
+        key = asked.said.digests[-1:]
+        failed = self._failed.get(asked.scope, key[0]) if key else None
+        if failed is None or not failed[1]:
+            return None
+        self._failed.put(asked.scope, key[0], (failed[0], False))
+        return failed[0]
 
     def _known(self, evidence: Evidence, asked: _Asked) -> _Found:  # noqa: PLR0911  one for each rule
         """The program that a request names, or whose conversation it continues."""
@@ -279,10 +290,6 @@ class Lineage:
         if left is not None and left != SEVERAL:
             self._left.pop(scope, said.digests[-1])
             return _Found(Source.LINEAGE, left)
-        failed = self._failed.get(scope, said.digests[-1]) if said.items else None
-        if failed is not None and failed[1]:
-            self._failed.put(scope, said.digests[-1], (failed[0], False))
-            return _Found(Source.LINEAGE, failed[0])
         for source, kind, named in (
             (Source.PREVIOUS_RESPONSE, b"response", evidence.previous_response_id),
             (Source.CORRELATION, b"correlation", evidence.correlation_id),
@@ -559,11 +566,11 @@ class Lineage:
         if latest is None:
             return None
         user = next((each for each in _told_before(items, len(items)) if each[0] == "message"), latest)
-        samples = [sample_of(folded_texts([each])) for each in dict.fromkeys((latest, user))]
+        told = [Before(each) for each in dict.fromkeys((latest, user))]
+        samples = [sample_of(each.text) for each in told]
         before = self._before(asked, program_id, len(items))
-        call_id = latest[1] if latest[0] == "result" else ""
-        place, key = len(asked.said.answers), hash(latest)
-        return Question(samples[0], samples[-1], asked.system.sample, *before, call_id, place, key=key)
+        place = len(asked.said.answers)
+        return Question(samples[0], samples[-1], asked.system.sample, *before, told[0].call_id, place, key=told[0].key)
 
     def _note_given(self, scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId) -> None:
         """Note how an answer to a prompt begins, for a client that cuts it or adds to it."""

@@ -191,6 +191,18 @@ def test_a_request_that_failed_is_sent_again_once() -> None:
     assert server.send(said("a")).identity.program_id != first.identity.program_id
 
 
+def test_what_names_a_program_counts_more_than_a_request_that_failed() -> None:
+    """Another program says the same as the one that failed, and an id says whose it is."""
+    server = Server()
+    other = server.send(said("a"), trace_id="t")
+    server.answer(other, "b", response_id="r")
+    for named in ({"previous_response_id": "r"}, {"trace_id": "t"}):
+        failed = server.send(said("Hi"))
+        server.lineage.left(failed, "-", has_failed=True)
+        assert server.send(said("Hi"), **named).identity.program_id == other.identity.program_id
+        assert server.send(said("Hi")).identity.program_id == failed.identity.program_id
+
+
 def test_a_later_request_that_failed_is_no_evidence() -> None:
     """Its program has more than that, and somebody else may say the same."""
     server = Server()
