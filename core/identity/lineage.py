@@ -323,10 +323,11 @@ class Lineage:
         and now has told more, or has an empty answer, or one that it had put in place of another answer before."""
         said = asked.said
         told = _openings_in(asked.start, said, asked.system.sample)
-        fillers = [at for at in said.answers[-_MOST_EXCHANGES:] if told and said.items[at] in said.items[:at]]
-        wholes = [said.digests[at - 1] for at in reversed(fillers)]
+        places = said.answers[-_MOST_EXCHANGES:]
+        answers = [said.items[at] for at in places]
+        wholes = [said.digests[at - 1] for number, at in enumerate(places) if answers[number] in answers[:number]]
         begun = told if next(filter(is_answer, said.items), None) == SILENCE else told[:-1]
-        for key in [*wholes, *begun]:
+        for key in [*reversed(wholes), *begun] if told else ():
             owner = self._left.get(asked.scope, key)
             if owner not in (None, SEVERAL) and owner == self._openings.get(asked.scope, key):
                 self._left.pop(asked.scope, key)  # another one may only begin alike
