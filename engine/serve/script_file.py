@@ -126,8 +126,10 @@ def read_script(path: Path) -> Callable[[Mapping[str, Any]], AnyReply]:
     """
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScriptFileError(path, None, f"cannot be read: {error}") from error
+    except OSError as error:
+        raise ScriptFileError(path, None, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ScriptFileError(path, None, "is not UTF-8 text") from error
     return _function_of(path) if path.suffix == ".py" else _rules_of(path, text)
 
 

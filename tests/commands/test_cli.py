@@ -21,6 +21,7 @@ from weft.commands.doctor import Check
 from weft.core.errors import ModelPrepareError, pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES, SIMULATED_POLICIES
 from weft.engine.models.embedded import ProgressCallback
+from weft.engine.vllm_compat.versions import version
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -175,6 +176,15 @@ def test_debug_shows_the_traceback(
     error = capsys.readouterr().err
     assert error.startswith("Traceback (most recent call last):\n")
     assert error.endswith("\nerror: no\n")
+
+
+def test_a_replay_without_vllm_says_what_to_install(
+    main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It needs vLLM's scheduler, which a client's environment does not have."""
+    monkeypatch.setattr(version, "installed_vllm", lambda: None)
+    assert main("replay", "journals/a.journal") == 1
+    assert capsys.readouterr().err.startswith("error: vLLM cannot be imported (it is not installed). Install it with")
 
 
 def test_interrupt(

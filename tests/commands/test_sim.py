@@ -125,7 +125,6 @@ def test_a_leaderboard(weft: WeftCommand, tmp_path: Path) -> None:
     assert out.count("the best plain rival,") == 2
     assert "over 2 traces" in out
     assert weft("sim", *files)[2].startswith("error: 2 traces are given; name one")
-    assert "leave out --kv-policy" in weft("sim", *files, "--leaderboard", "--kv-policy", "lru")[2]
 
 
 def test_beta_promotes(sim: Sim) -> None:
@@ -195,6 +194,22 @@ def test_a_trace_without_times_cannot_be_exported(weft: WeftCommand, tmp_path: P
     assert "weft record" in err
 
 
+@pytest.mark.parametrize(
+    "command", [("trace", "export", "--format", "perfetto"), ("trace", "export", "--format", "weka"), ("graph",)]
+)
+def test_a_file_is_not_replaced_by_what_is_made_of_it(
+    weft: WeftCommand, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A recording has more than any other form of it, and so has a file of several graphs."""
+    file = tmp_path / "graphs.json"
+    file.write_text(text := think_and_sum().to_json())
+    (link := tmp_path / "link.json").symlink_to(file)
+    code, _, err = weft(*command, file, "--out", link)
+    assert code == 1
+    assert "link.json is one of the files to read, and would be replaced; give another --out." in err
+    assert file.read_text() == text
+
+
 def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
     """A file of tau-bench is imported as a trace whose programs arrive one after another."""
     messages = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good day to you"}]
@@ -230,6 +245,13 @@ def test_a_file_is_no_workload(weft: WeftCommand, tmp_path: Path) -> None:
         (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
         (("--load", "inf"), "such as 0.8, not inf"),
         (("--load", "0.8"), "one program has no rate of arrival"),
+        (("--leaderboard", "--kv-policy", "lru"), "leave out --kv-policy"),
+        (("--leaderboard", "--policy", "fcfs"), "leave out --policy"),
+        (("--leaderboard", "--no-gate"), "leave out --gate"),
+        (("--leaderboard", "--replay"), "leave out --replay"),
+        (("--leaderboard", "--gantt", "out.svg"), "leave out --gantt"),
+        (("--replay", "--kv-policy", "lru"), "leave out --kv-policy"),
+        (("--replay", "--gantt", "out.svg"), "leave out --gantt"),
         (("--gantt", "out.png"), "name an .svg file"),
         (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
     ],
@@ -266,6 +288,8 @@ def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert "there is no workload 'chess'" in err
     assert "choose one of chat, tools" in err, "it may be a misspelled workload"
+    _, _, err = weft("trace", "tools", "--rate", 0)
+    assert err == "error: 0.0 programs a second: give finite numbers above 0.\n"
 
 
 def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) -> None:

@@ -161,13 +161,14 @@ def test_a_changed_line_is_found(written: Path, name: str, change: Callable[[lis
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "line 0, after 0 steps: no journal of version 1 begins with"),
-        (b"a letter\n", "line 1, after 0 steps: this is no line of a journal"),
-        (b"\xff\xfe\n", "cannot be read: 'utf-8' codec"),
+        (b"", "file has no step to replay: it is empty. Give a file of weft serve --journal"),
+        (b"a letter\n", "line 1, after 0 steps: this begins no journal; give a file of weft serve --journal"),
+        (b"a cut let", "has no step to replay: its last line is cut"),
+        (b"\xff\xfe\n", "is not UTF-8 text"),
         (b'["head",{"version":2}]\n', "no journal of version 1 begins with"),
         (b'["head",{"version":1}]\n', "no scheduler can be made of it: KeyError"),
-        (b'{"program": "p"}\n', "this is no line of a journal"),
-        (b'["end","this engine is of a kind"]\n', "begins with ..end., .this engine is of a kind"),
+        (b'{"program": "p"}\n', "this begins no journal"),
+        (b'["end","this engine is of a kind"]\n', "has no step to replay: this engine is of a kind"),
     ],
 )
 def test_a_file_that_is_no_journal_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_two_journals_in_one_file_are_refused(written: Path) -> None:
     """The second one's head is no line of the first."""
     written.write_text(written.read_text() * 2)
-    with pytest.raises(JournalError, match="this is no line of a journal, or of another one"):
+    with pytest.raises(JournalError, match="this is no line of a journal, or begins another one"):
         replay(written)
 
 

@@ -204,6 +204,8 @@ def _importer(path: Path, name: str | None, is_named: bool = True) -> Importer:
     choices = IMPORTERS.values() if name is None else (IMPORTERS[name],)
     found = next((each for each in choices if each.matches(path, head)), None)
     if found is None:
+        if not head:
+            raise TraceError(f"{path} is empty. Name a file with traces.")
         if re.match(r'\s*\{"version": \d+, "program":', head):
             raise TraceError(f"{path} is a program trace already; give it to weft sim, advise or bench as it is.")
         raise TraceError(

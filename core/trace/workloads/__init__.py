@@ -82,6 +82,7 @@ def bursty(rng: random.Random, rate: float, variation: float = 4.0) -> Iterator[
 
 def _arrivals(rng: random.Random, rate: float, variation: float) -> Iterator[float]:
     if not 0 < rate < math.inf or not 0 < variation < math.inf:
-        raise SimulationError(f"{rate} programs a second with variation {variation}: give finite numbers above 0.")
+        bursts = "" if variation == 1 else f" with variation {variation}"
+        raise SimulationError(f"{rate} programs a second{bursts}: give finite numbers above 0.")
     shape = 1 / variation**2
     return itertools.accumulate(rng.gammavariate(shape, 1 / (rate * shape)) for _ in itertools.count())

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from weft.commands.shared import check_kept
+
 
 def graph(
     trace: Annotated[Path, typer.Argument(help="A file that was written with program.graph.to_json().")],
@@ -20,5 +22,6 @@ def graph(
     """Draw the graph of a program's calls."""
     from weft.views.graph import load, save
 
+    check_kept([trace], out)
     save(load(trace, program), out)
     typer.echo(out)

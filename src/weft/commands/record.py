@@ -15,6 +15,7 @@ from rich.console import Console
 
 from weft.core.errors import WeftError
 from weft.core.trace.recorder import VARIABLE, prepare
+from weft.engine.vllm_compat.versions.version import check_vllm
 
 
 def record(
@@ -37,6 +38,7 @@ def replay(
     journal: Annotated[list[Path], typer.Argument(help="A journal, or several, of `weft serve --journal`.")],
 ) -> None:
     """Play journals of schedulers again, without a model, and compare what is decided with what was decided then."""
+    check_vllm()
     with Console(stderr=True).status("starting vLLM's scheduler, which takes some seconds"):
         from weft.testing.replay import replay as play
     for path in journal:

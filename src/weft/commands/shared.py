@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from weft.core.errors import UnknownOptionError
+from weft.core.errors import TraceError, UnknownOptionError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.routing import BALANCERS
 from weft.core.tables import Table
@@ -138,6 +138,16 @@ StealingOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 TraceOut = Annotated[Path, typer.Option(help="The trace file to write.")]
+
+
+def check_kept(files: Iterable[Path], out: Path) -> None:
+    """Refuse to write over a file that is read, because it would be lost.
+
+    Raises:
+        TraceError: `out` is one of the files.
+    """
+    if out.exists() and any(file.exists() and out.samefile(file) for file in files):
+        raise TraceError(f"{out} is one of the files to read, and would be replaced; give another --out.")
 
 
 def left_out(found: TraceImport) -> Iterator[str]:

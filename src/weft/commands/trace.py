@@ -22,6 +22,7 @@ from weft.commands.shared import (
     GapCapOption,
     ProgramsOption,
     TraceOut,
+    check_kept,
     counted,
     left_out,
     one_of,
@@ -133,8 +134,7 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     options = ImportOptions(ends_unknown=ends_unknown, **{name: cap for name, cap in caps.items() if cap is not None})
     arrivals = None if rate is None else poisson(random.Random(f"arrivals {seed}"), rate)  # noqa: S311
     found = TraceImport(files, options, format, arrivals)
-    if any(out.exists() and out.samefile(path) for path, _ in found.files):
-        raise TraceError(f"{out} is one of the files to import, and would be replaced; give another --out.")
+    check_kept((path for path, _ in found.files), out)
     with Bars("importing", found.bytes, "bytes") as bars:
         found.advance = bars.advance
         write(itertools.islice(found, programs), out)
@@ -160,6 +160,7 @@ def export(
     """Export programs to look at in Perfetto, or to replay with AIPerf (weka) or Dynamo (agentic-mooncake)."""
     from weft.core.trace.format import read
 
+    check_kept([file], out)
     if format == PERFETTO:
         from weft.core.show.perfetto import perfetto
         from weft.core.show.recorded import timelines_in

@@ -62,8 +62,11 @@ def replay(path: Path) -> Replayed:
         with path.open(encoding="utf-8") as file:
             playback = _Playback(path, file)
             return _Replay(playback, playback.head()).run()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JournalError(f"{path} cannot be read: {error}. Give a file of weft serve --journal.") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise JournalError(f"{path} cannot be read: {reason}. Give a file of weft serve --journal.") from None
+    except UnicodeDecodeError:
+        raise JournalError(f"{path} is not UTF-8 text. Give a file of weft serve --journal.") from None
 
 
 class _Playback(SchedulerJournal):
@@ -78,7 +81,10 @@ class _Playback(SchedulerJournal):
 
     def head(self) -> dict[str, Any]:
         """What the scheduler was."""
-        line = next(self.lines(), None) or ["end", self.ends]
+        line = next(self.lines(), None)
+        if line is None:
+            reason = self.ends if self.number else "it is empty"
+            raise JournalError(f"{self.path} has no step to replay: {reason}. Give a file of weft serve --journal.")
         if line[0] != "head" or not isinstance(line[1], dict) or line[1].get("version") != VERSION:
             raise self.wrong(f"no journal of version {VERSION} begins with {line!r:.100}")
         return line[1]
@@ -98,7 +104,8 @@ class _Playback(SchedulerJournal):
                 self.ends = f"{line[-1]}"
                 return
             if not isinstance(line, list) or len(line) < 2 or (line[0] == "head") != (self.number == 1):
-                raise self.wrong("this is no line of a journal, or of another one")
+                what = "is no line of a journal, or begins another one" if self.number > 1 else "begins no journal"
+                raise self.wrong(f"this {what}; give a file of weft serve --journal")
             self._expected = line
             yield line
 

@@ -137,5 +137,8 @@ def test_a_bad_python_file_is_one_error_with_its_line(
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     """As every file that a user names."""
-    with pytest.raises(ScriptFileError, match="cannot be read"):
+    with pytest.raises(ScriptFileError, match=r"missing\.toml: cannot be read: No such file or directory\. docs"):
         read_script(tmp_path / "missing.toml")
+    (tmp_path / "picture.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ScriptFileError, match=r"picture\.toml: is not UTF-8 text\. docs"):
+        read_script(tmp_path / "picture.toml")

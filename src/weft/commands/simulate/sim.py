@@ -129,8 +129,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     if leaderboard:
         from weft.commands.simulate.leaderboard import leaderboard as compare
 
-        if kv_policy is not None:
-            raise SimulationError("--leaderboard tries the KV policies itself; leave out --kv-policy.")
+        given = {"--policy": policy != DEFAULT_POLICY, "--gate": gate is not None, "--kv-policy": kv_policy is not None}
+        given |= {"--replay": replay, "--gantt": gantt is not None}
+        for option in (name for name, is_given in given.items() if is_given):
+            raise SimulationError(f"--leaderboard compares all policies and draws nothing; leave out {option}.")
         compare(files, settings, load, as_json=as_json)
         if host_kv_tokens is None and not as_json:
             typer.echo(_said(settings))
@@ -139,6 +141,9 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         raise SimulationError(f"{len(files)} traces are given; name one, or compare on several with --leaderboard.")
     (file,) = files
     programs = read(file) if load is None else with_load(read(file), load, settings)
+    if replay and (kv_policy is not None or gantt is not None):
+        option = "--gantt" if kv_policy is None else "--kv-policy"
+        raise SimulationError(f"--replay compares all KV policies and draws nothing; leave out {option}.")
     if replay:
         _replay(programs, settings, as_json=as_json)
         return

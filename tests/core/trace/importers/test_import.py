@@ -121,14 +121,14 @@ def test_programs_come_one_by_one(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("Hello", r"in\.json is in no known format; it begins with 'Hello'.*weka"),
-        ("", r"in\.json is in no known format; it begins with ''"),
+        ("", r"in\.json is empty\. Name a file with traces"),
         ("{}", "no known format"),
         ('{"version": 3, "program": "A", "calls": []}', r"in\.json is a program trace already; give it to weft sim"),
         ("[" * 100_000, "no known format"),
     ],
 )
 def test_a_file_of_no_known_format_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    """The error names the file and lists the formats."""
+    """The error names the file and, of one with content, what it begins with and the formats."""
     (tmp_path / "in.json").write_text(text)
     with pytest.raises(TraceError, match=message):
         list(TraceImport([tmp_path / "in.json"]))
@@ -239,7 +239,7 @@ def test_a_file_to_import_is_not_written_over(weft: Weft, tmp_path: Path) -> Non
     for out in (path, tmp_path / "link"):
         code, _, err = weft("trace", "import", tmp_path, "--out", out)
         assert code == 1
-        assert "is one of the files to import, and would be replaced; give another --out." in err
+        assert "is one of the files to read, and would be replaced; give another --out." in err
     assert path.read_text() == before
 
 
