@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,3 +311,23 @@ def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) ->
     assert code == 0
     assert min(ratios.values()) == ratios["belady (oracle)"] == 1.0
     assert weft("sim", path, "--unit-steps", "--replay")[0] == 1
+
+
+def test_ctrl_c_ends_the_workers_of_a_leaderboard_without_tracebacks(tmp_path: Path) -> None:
+    """A terminal sends it to them as well, also while they start: Python would raise KeyboardInterrupt there."""
+
+    def would_raise(pid: str) -> bool:
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        is_worker = "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+        return is_worker and caught is not None and bool(int(caught[1], 16) & 1 << signal.SIGINT - 1)
+
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 1000000}]}\n')
+    command = [sys.executable, "-m", "weft", "sim", trace, "--leaderboard", "--kv-tokens", "2000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not any(map(would_raise, children.read_text().split())):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")

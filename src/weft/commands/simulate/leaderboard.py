@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,18 +128,48 @@ _programs: list[TraceProgram] = []  # of a worker process
 
 
 def simulate_all(what: str, programs: Sequence[TraceProgram], engines: Sequence[SimSettings]) -> Iterator[SimResult]:
-    """Simulate the engines, and yield their results in order, with a bar."""
+    """Simulate the engines, and yield their results in order, with a bar.
+
+    At Ctrl-C and after an error the workers end at once and silently, with any other process that multiprocessing has
+    started here.
+    """
     workers = min(len(engines), os.cpu_count() or 1)
     with (
         Bars(what, len(engines), "count") as bars,
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs,)) as pool,
     ):
-        for each in pool.map(_simulate, engines):
-            bars.advance()
-            yield each
+        try:
+            with _interrupts_later():
+                # Not map(), which cancels what is left; Python 3.11 prints a traceback if workers die after that.
+                results = [pool.submit(_simulate, engine) for engine in engines]
+            for each in results:
+                result = each.result()
+                bars.advance()
+                yield result
+        except BaseException:
+            for worker in active_children():
+                worker.terminate()
+            raise
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Raise KeyboardInterrupt after the block. Workers that start in it are not interrupted before `_begin`."""
+    pressed: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # of this thread, and so of processes that it starts
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _begin(programs: Sequence[TraceProgram]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # not a traceback
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     _programs.extend(programs)
 
 
