@@ -22,7 +22,7 @@ from rich.table import Table
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = Path("docs/results")
-SIMULATED: Final = ("core/sim", "core/policies", "core/kv_cache", "core/trace/workloads")
+SIMULATED: Final = ("core/sim", "core/policies", "core/kv_cache", "core/trace/workloads.py")
 LIVE: Final = ("engine/scheduler", "engine/kv_cache", "core/policies", "core/kv_cache", "src/weft/bench")
 # By page: what its figures depend on, under "", and what those of single sections do.
 MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {

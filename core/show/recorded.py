@@ -12,8 +12,7 @@ from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.program.graph.document import FORMAT
 from weft.core.show.program_timeline import Timeline, timeline
-from weft.core.trace.format import TraceCall, TraceProgram, in_order, read
-from weft.core.trace.measured import Measured
+from weft.core.trace.format import Measured, TraceCall, TraceProgram, in_order, read
 
 
 def timelines_in(file: Path) -> Iterator[tuple[Timeline, float]]:

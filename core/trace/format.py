@@ -16,15 +16,14 @@ import heapq
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from weft.core.accounts import MOST_WAITS
 from weft.core.errors import TraceError
 from weft.core.files import write_whole
-from weft.core.program.graph import ProgramGraph
-from weft.core.trace.fields import object_of, seconds, text, whole
-from weft.core.trace.measured import Measured, dump_measured, measured_of, read_measured
+from weft.core.program.graph import CallNode, CallState, ProgramGraph
 
 # Version 2 has `measured`, and version 3 has block hashes, request times, sub-agents and unknown ends. A program is
 # written in the first version that can hold it.
@@ -58,7 +57,7 @@ class TraceCall:
     measured: Measured | None = None  # what an engine measured; None if the trace was not recorded by one
     # Ids of the blocks after the shared prefix, each for `block_tokens` tokens and all tokens before them. They cover
     # the prompt, and the output as far as a later prompt repeats it. Equal ids mean equal tokens, in any program of the
-    # file. `weft.core.trace.block_hashes` has all of a program's.
+    # file. `weft.core.trace.prefixes` has all of a program's.
     hash_ids: array[int] = field(default_factory=lambda: array("q"), hash=False)
     at_s: float | None = None  # when the call was made, in seconds from the program's arrival; None: not recorded
     agent: str | None = None  # the sub-agent that made it; None: the program itself
@@ -408,3 +407,138 @@ def _rows(calls: tuple[TraceCall, ...]) -> Iterator[dict[str, Any]]:
             row["measured"] = dump_measured(call.measured)
         yield row
         previous = (call.call_id,)
+
+
+# -- what an engine measured of a recorded call: the key `measured` of a trace
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an engine measured of a call that was recorded. Times are seconds from the program's arrival."""
+
+    thread: str  # its thread: all calls of a thread have the same text
+    arrival_s: float
+    end_s: float  # not before the arrival
+    service_s: float = 0.0
+    wait_s: float = 0.0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    label: str = ""
+    engine: str = ""  # the replica
+    state: str = CallState.FINISHED
+    waits: tuple[tuple[float, float], ...] = ()  # as in `Account.waits`
+
+
+def measured_of(node: CallNode, threads: dict[str, str], start_s: float) -> Measured | None:
+    """What was measured of a call that has left; None if it has not.
+
+    Args:
+        threads: the numbers of the program's threads so far. The call's thread is added to it.
+        start_s: when the program arrived, in seconds of the engine's clock.
+    """
+    if node.arrival_s is None or node.completion_s is None:
+        return None
+    account = node.account
+    return Measured(
+        thread=threads.setdefault(node.thread_id, str(len(threads))),  # the ids are long
+        arrival_s=max(0.0, node.arrival_s - start_s),
+        end_s=max(0.0, node.completion_s - start_s),
+        service_s=account.service_s,
+        wait_s=account.wait_s,
+        preemptions=account.preemptions,
+        cached_tokens=account.cached_tokens,
+        label=node.label,
+        engine=node.engine_id or "",
+        state=str(node.state),
+        waits=account.waits,
+    )
+
+
+_KEYS: Final = tuple(each.name for each in fields(Measured))
+_DEFAULTS: Final = {each.name: each.default for each in fields(Measured)}
+
+
+def read_measured(row: object, where: str) -> Measured:
+    """Read the key `measured` of a call, or raise TraceError with a message that begins with `where`."""
+    where = f"{where}, measured"
+    data = object_of(row, where, _KEYS)
+    state = text(data, "state", where) or CallState.FINISHED
+    if state not in tuple(CallState):
+        raise TraceError(f"{where}: state is {state!r:.40}; give one of {', '.join(CallState)}.")
+    arrival_s, end_s = seconds(data, "arrival_s", where), seconds(data, "end_s", where)
+    if end_s < arrival_s:
+        raise TraceError(f"{where}: end_s is {end_s:g}, before arrival_s, {arrival_s:g}; give a later time.")
+    return Measured(
+        thread=text(data, "thread", where, required=True) or "",
+        arrival_s=arrival_s,
+        end_s=end_s,
+        service_s=seconds(data, "service_s", where),
+        wait_s=seconds(data, "wait_s", where),
+        preemptions=whole(data, "preemptions", where),
+        cached_tokens=whole(data, "cached_tokens", where),
+        label=text(data, "label", where, empty=True) or "",
+        engine=text(data, "engine", where, empty=True) or "",
+        state=state,
+        waits=_waits(data.get("waits", []), where),
+    )
+
+
+def dump_measured(measured: Measured) -> dict[str, Any]:
+    """The value of the key `measured`. Keys that have their default value are left out."""
+    return {name: value for name, value in asdict(measured).items() if value != _DEFAULTS[name]}
+
+
+def _waits(rows: object, where: str) -> tuple[tuple[float, float], ...]:
+    if not isinstance(rows, list) or len(rows) > MOST_WAITS:
+        raise TraceError(f"{where}: waits is {rows!r:.40}; give a list of at most {MOST_WAITS} waits.")
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 2:
+            raise TraceError(f"{where}: a wait is {row!r:.40}; give its start and its length in seconds.")
+    pairs = [{"start": row[0], "length": row[1]} for row in rows]
+    return tuple(
+        (seconds(pair, "start", f"{where}, waits"), seconds(pair, "length", f"{where}, waits")) for pair in pairs
+    )
+
+
+# -- the values of a trace's objects. Each function refuses a bad value with a message that says where and why
+#
+# In all of them `data` is the object, `key` the key to read, and `where` the place in the file, for the message. They
+# raise TraceError.
+
+MOST: Final = 10**15  # tokens of a call, and seconds: larger numbers would overflow, or lose their digits, in sums
+
+
+def object_of(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return `data` if it is an object that has no other keys than these."""
+    if not isinstance(data, dict):
+        raise TraceError(f"{where}: {data!r:.40} is not an object; give an object with the keys {', '.join(keys)}.")
+    unknown = [key for key in data if key not in keys]
+    if unknown:
+        raise TraceError(f"{where}: there is no key {unknown[0]!r:.40}; the keys are {', '.join(keys)}.")
+    return data
+
+
+def text(data: Mapping[str, Any], key: str, where: str, *, required: bool = False, empty: bool = False) -> str | None:
+    """Return a text. None for null or a missing key, unless it is `required`. "" is refused unless `empty`."""
+    value = data.get(key)
+    if (value is None and not required) or (isinstance(value, str) and (value or empty)):
+        return value
+    raise TraceError(f"{where}: {key} is {value!r:.40}; give a text{'' if required else ' or null'}.")
+
+
+def whole(data: Mapping[str, Any], key: str, where: str, *, least: int = 0, required: bool = False) -> int:
+    """Return a whole number of at least `least`. 0 for a missing key, unless it is `required`."""
+    value = data.get(key, None if required else 0)
+    if type(value) is not int or not least <= value <= MOST:
+        raise TraceError(
+            f"{where}: {key} is {value!r:.40}; give a whole number of at least {least} and at most {MOST:.0e}."
+        )
+    return value
+
+
+def seconds(data: Mapping[str, Any], key: str, where: str, *, required: bool = False) -> float:
+    """Return a number of seconds, 0 or more. 0 for a missing key, unless it is `required`."""
+    value = data.get(key, None if required else 0.0)
+    if type(value) not in (int, float) or not 0 <= value <= MOST:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more and at most {MOST:.0e}.")
+    return float(value)

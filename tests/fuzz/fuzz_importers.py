@@ -21,9 +21,9 @@ from rich.console import Console
 from trace_samples import SAMPLES, Files, spoiled
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import dump, parse, path_tokens
 from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
+from weft.core.trace.prefixes import block_hashes
 
 _FOLDER: Final = tempfile.TemporaryDirectory()
 _RAW: Final = b"\x00\x00"  # before a format's number and the bytes of a file

@@ -159,7 +159,7 @@ MUTATIONS: Final = (
     Mutation(_KV + "ahead", "self._store.has_kept(keys, fetch.slots, fetch.number)", "True"),
     Mutation(_KV + "ahead", "pool.touch(there)\n        self._make_room(count, store.now_s)", "pass"),
     # -- files
-    Mutation("weft.core.trace.writer", "os.ftruncate(file, size)", "pass"),
+    Mutation("weft.core.trace.recorder", "os.ftruncate(file, size)", "pass"),
     Mutation("weft.core.files", "new.unlink(missing_ok=True)", "pass"),
     Mutation(_HOST + "learning", "self._path.replace(aside)", "pass"),
     Mutation(_HOST + "learning", "os.fsync(file.fileno())", "self._is_saved = True; os.fsync(file.fileno())"),

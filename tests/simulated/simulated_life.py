@@ -45,7 +45,7 @@ CALM_S: Final = 150.0  # after which all replicas run again, and every message h
 # The modules whose locks keep threads apart that the world interrupts.
 _LOCKING: Final = (
     *(f"core.{name}" for name in ("prediction.foresight", "process_table", "program.idle", "program.state")),
-    *(f"core.{name}" for name in ("routing.admission", "trace.recorder", "trace.writer")),
+    *(f"core.{name}" for name in ("routing.admission", "trace.recorder")),
     *(f"engine.host.{name}" for name in ("backend", "idle_checks", "in_flight", "learning", "scheduler_messages")),
 )
 _MEMORIES: Final = (
@@ -145,8 +145,8 @@ class Life:
                 "weft.engine.replicas.launcher.new_log": new_log,
                 "weft.engine.processes.loop_thread.threading": simulated_threading(world),
                 "weft.engine.kv_cache.shared.threading": simulated_threading(world),
-                "weft.core.trace.writer.threading": simulated_threading(world),
-                "weft.core.trace.writer.os": self.disk,
+                "weft.core.trace.recorder.threading": simulated_threading(world),
+                "weft.core.trace.recorder.os": self.disk,
                 "weft.core.files.os": self.disk,
                 "weft.engine.host.learning.os": self.disk,
                 "weft.engine.vllm_compat.versions.version.installed_vllm": cache(installed_vllm),  # it reads a file

@@ -472,4 +472,5 @@ def simulated_threading(world: World) -> Any:
         def notify_all(self) -> None:
             """Who waits looks again by itself."""
 
-    return SimpleNamespace(Thread=thread, Condition=Condition, RLock=threading.RLock, Event=threading.Event)
+    locks = {"Lock": threading.Lock, "RLock": threading.RLock}
+    return SimpleNamespace(Thread=thread, Condition=Condition, Event=threading.Event, **locks)

@@ -24,9 +24,8 @@ from weft.core.kv_cache.retention import ProgramGone, Retention, RunningCall
 from weft.core.prediction import KnownTime
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
-from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import TraceCall, TraceProgram, in_order
-from weft.core.trace.prefixes import BLOCK_TOKENS
+from weft.core.trace.prefixes import BLOCK_TOKENS, block_hashes
 
 
 class Kind(enum.IntEnum):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import TraceCall, TraceProgram, ordered
+from weft.core.trace.prefixes import block_hashes
 
 MODEL: Final = "recorded"  # the formats need the name of a model, and traces have none
 BLOCK_TOKENS: Final = 64  # of programs without block hashes, as in the corpora

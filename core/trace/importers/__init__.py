@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import MOST
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import MOST, TraceCall, TraceProgram
 from weft.core.trace.importers.agentic_mooncake import AGENTIC_MOONCAKE
 from weft.core.trace.importers.benchmarks import BFCL, SWE_AGENT, TAU_BENCH
 from weft.core.trace.importers.claude_code import CLAUDE_CODE

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import with_block_hashes
-from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram, in_turn
+from weft.core.trace.format import TraceCall, TraceProgram, in_turn, text, whole
 from weft.core.trace.importers.contract import Blocks, Importer
 from weft.core.trace.importers.mooncake import (
     INPUT,
@@ -29,6 +27,7 @@ from weft.core.trace.importers.mooncake import (
     key_of,
 )
 from weft.core.trace.importers.reading import a_list, an_object, grouped, hash_ids, optional_seconds, rows
+from weft.core.trace.prefixes import with_block_hashes
 
 SCHEMA: Final = "dynamo.agentic_mooncake"
 VERSION: Final = 2

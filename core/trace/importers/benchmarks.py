@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import text
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, text
 from weft.core.trace.importers.contract import Blocks, Importer, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, next_call, optional_seconds, rows, text_of
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram, ordered
+from weft.core.trace.format import TraceCall, TraceProgram, ordered, text, whole
 from weft.core.trace.importers.contract import Blocks, Importer, LeftOut
 from weft.core.trace.importers.reading import a_list, an_object, lines, moment, rows
 from weft.core.trace.importers.spans import shared_tokens

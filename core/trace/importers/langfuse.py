@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import text
-from weft.core.trace.format import TraceProgram
+from weft.core.trace.format import TraceProgram, text
 from weft.core.trace.importers.contract import Blocks, Importer, LeftOut
 from weft.core.trace.importers.mooncake import key_of
 from weft.core.trace.importers.reading import a_list, an_object, documents, moment, together, whole_or_text

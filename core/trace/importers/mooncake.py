@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import with_block_hashes
-from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, text, whole
 from weft.core.trace.importers.contract import Blocks, Importer
 from weft.core.trace.importers.reading import (
     a_list,
@@ -28,6 +26,7 @@ from weft.core.trace.importers.reading import (
     rows,
     tokens_of,
 )
+from weft.core.trace.prefixes import with_block_hashes
 
 MS: Final = 1e-3
 _LOOKED_AT: Final = 100  # rows that tell the size of blocks

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import MOST, text
-from weft.core.trace.format import TraceCall, TraceProgram, ordered
+from weft.core.trace.format import MOST, TraceCall, TraceProgram, ordered, text
 from weft.core.trace.importers.contract import Blocks, Importer, LeftOut, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, together, whole_or_text
 from weft.core.trace.importers.spans import LoggedSpan, program_of, shared_tokens, texts_of

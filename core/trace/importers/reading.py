@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from weft.core.errors import TraceError
-from weft.core.trace.fields import MOST
-from weft.core.trace.format import TraceCall
+from weft.core.trace.format import MOST, TraceCall
 
 CHARS_PER_TOKEN: Final = 4  # where a file has texts and no token counts
 _SIZES: Final = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)  # of blocks, those that are used most first

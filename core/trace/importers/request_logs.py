@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import with_block_hashes
-from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, text, whole
 from weft.core.trace.importers.contract import Blocks, BlockScope, Importer, LeftOut, begins
 from weft.core.trace.importers.reading import an_object, documents, lines, moment, together, tokens_of, whole_or_text
 from weft.core.trace.importers.spans import LoggedSpan, program_of, texts_of
-from weft.core.trace.prefixes import BLOCK_TOKENS
+from weft.core.trace.prefixes import BLOCK_TOKENS, with_block_hashes
 
 _COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

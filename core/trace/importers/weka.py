@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import with_block_hashes
-from weft.core.trace.fields import seconds, text, whole
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, seconds, text, whole
 from weft.core.trace.importers.contract import Blocks, BlockScope, Importer, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, hash_ids, optional_seconds
+from weft.core.trace.prefixes import with_block_hashes
 
 NAME: Final = "claude-code"  # of all programs: the sessions have no names of their own
 IN_BACKGROUND: Final = "async_launched"  # the status of a sub-agent that nobody waited for

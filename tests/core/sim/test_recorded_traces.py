@@ -19,8 +19,8 @@ from weft.core.sim.kv_cache.host import HostMemory
 from weft.core.sim.kv_cache.kv_replay import replay_all
 from weft.core.sim.replica import SimReplica
 from weft.core.sim.sim_programs import SimCall, SimProgram
-from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import in_order
+from weft.core.trace.prefixes import block_hashes
 
 EXACT = StepTime(fixed_s=2**-4, decode_token_s=2**-8, prefill_token_s=2**-7, context_token_s=2**-11)
 BLOCK = 4

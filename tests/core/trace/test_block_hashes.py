@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import block_hashes, with_block_hashes
 from weft.core.trace.format import TraceCall, TraceProgram, dump, parse
+from weft.core.trace.prefixes import block_hashes, with_block_hashes
 
 BLOCK = 4
 

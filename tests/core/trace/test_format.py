@@ -16,8 +16,7 @@ from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
-from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, parse, read, write
-from weft.core.trace.measured import Measured
+from weft.core.trace.format import Measured, TraceCall, TraceProgram, dump, from_graph, parse, read, write
 
 FULL = (
     '{"version": 1, "program": "A", "arrival_s": 1.5, "name": "answer", "tenant": "acme", "deadline_s": 60, "calls": ['

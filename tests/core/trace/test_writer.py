@@ -20,10 +20,9 @@ import pytest
 from weft.core.errors import TraceError
 from weft.core.log import get_logger
 from weft.core.sim import TraceCall, TraceProgram
-from weft.core.trace import writer as writer_module
+from weft.core.trace import recorder as writer_module
 from weft.core.trace.format import dump, read
-from weft.core.trace.recorder import Recorder
-from weft.core.trace.writer import TraceWriter
+from weft.core.trace.recorder import Recorder, TraceWriter
 
 
 def program(name: str) -> TraceProgram:
@@ -212,16 +211,16 @@ def test_a_log_that_cannot_be_written_fails_nothing(path: Path, capsys: pytest.C
 
 def test_a_file_that_stays_locked_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine does not wait for ever to start recording."""
-    monkeypatch.setattr("weft.core.trace.writer.FLUSH_S", 0.05)
+    monkeypatch.setattr("weft.core.trace.recorder.FLUSH_S", 0.05)
     with locked(path), pytest.raises(TraceError, match="another process holds its lock"):
         Recorder(path)
 
 
 SCRIPT = """
 import sys
-from weft.core.trace import writer
-writer.FLUSH_S = float(sys.argv[2])
-made = writer.TraceWriter(__import__("pathlib").Path(sys.argv[1]))
+from weft.core.trace import recorder
+recorder.FLUSH_S = float(sys.argv[2])
+made = recorder.TraceWriter(__import__("pathlib").Path(sys.argv[1]))
 made.put(lambda: sys.argv[3], 1)
 """
 

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import block_hashes, with_block_hashes
 from weft.core.trace.exporters import EXPORTERS, NotExported
-from weft.core.trace.format import TraceCall, TraceProgram, ordered, write
+from weft.core.trace.format import Measured, TraceCall, TraceProgram, ordered, write
 from weft.core.trace.importers import TraceImport
-from weft.core.trace.measured import Measured
+from weft.core.trace.prefixes import block_hashes, with_block_hashes
 
 Weft = Callable[..., tuple[int, str, str]]
 BLOCK = 4

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from weft.core.errors import TraceError
-from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import TraceProgram
 from weft.core.trace.importers import TraceImport
+from weft.core.trace.prefixes import block_hashes
 
 BLOCK = 4
 
