@@ -27,8 +27,7 @@ from sim_measures import attainment, begin_in, fairness
 
 from weft.core.ids import CallId
 from weft.core.policies import PolicyConfig
-from weft.core.policies.fair_shares.fair import Fair, FairParameters
-from weft.core.policies.fair_shares.needs import LearnedRemaining
+from weft.core.policies.fair_shares.fair import Fair, FairParameters, LearnedRemaining
 from weft.core.policies.policy import PolicyEvent, register, registration
 from weft.core.policies.view import Call, ProgramEnded, ProgramView
 from weft.core.prediction import ExecutionGraphs

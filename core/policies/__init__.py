@@ -24,7 +24,7 @@ from weft.core.policies.policy import PolicyEvent as PolicyEvent
 from weft.core.policies.policy import register as register
 from weft.core.policies.policy import registration as registration
 from weft.core.policies.policy import registrations as registrations
-from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
+from weft.core.policies.queues import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
 from weft.core.policies.steps import StepCosts as StepCosts
 from weft.core.policies.steps import StepTokens as StepTokens
 from weft.core.policies.view import Call as Call

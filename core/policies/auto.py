@@ -14,10 +14,9 @@ from typing import Any
 
 from weft.core.class_rows import Branch
 from weft.core.policies.history import ModelHistory
-from weft.core.policies.learned import Learned
+from weft.core.policies.learned import UNKNOWN_TOKENS, Learned
 from weft.core.policies.policy import register
-from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S, BoundsCalibration
-from weft.core.policies.service.boost import UNKNOWN_TOKENS
+from weft.core.policies.queues import DEFAULT_BOUNDS_S, BoundsCalibration
 from weft.core.policies.service.class_book import ANY_NAME, OpenProgramWork
 from weft.core.policies.service.classes import LEAST_ENDED, ServiceClass
 from weft.core.policies.steps import StepCosts

@@ -17,7 +17,7 @@ from typing import Any, Final
 from weft.core.class_rows import ClassRow
 from weft.core.errors import PolicyError
 from weft.core.policies.history import ModelHistory, ProgramEnd
-from weft.core.policies.queues.waiting import WaitingCalls
+from weft.core.policies.queues import WaitingCalls
 from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
 from weft.core.policies.view import Call, KvSize, ProgramChanged, ProgramEnded, Rank
 from weft.core.registries import Registered, Registry

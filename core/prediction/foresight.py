@@ -12,9 +12,8 @@ from typing import Final
 from weft.core.ids import CallId, CallIdentity, ProgramId, ThreadId
 from weft.core.locks import fork_safe
 from weft.core.prediction.execution_graph import Cost, Cursor, ExecutionGraph, ProgramCursors
-from weft.core.prediction.expectation import Estimate, Remaining
 from weft.core.prediction.static_graph import StaticGraph
-from weft.core.prediction.template import Forecast, Template, Tier
+from weft.core.prediction.template import Estimate, Forecast, Remaining, Template, Tier
 
 MOST_NAMES: Final = 256  # names with a template
 _MOST_NEW: Final = MOST_NAMES // 4  # of these, names of which few programs have ended

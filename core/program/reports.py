@@ -18,8 +18,7 @@ from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.state import Backend, SharedState, nothing
 from weft.core.program.structure.lineage import NOTHING, Content, Inputs
 from weft.core.program.structure.run_tree import ROOT
-from weft.core.program.structure.runs import RunKind
-from weft.core.program.structure.surroundings import Position, innermost, positions, running_task
+from weft.core.program.structure.runs import Position, RunKind, innermost, positions, running_task
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 _MOST_OUTER: Final = 100  # programs around a program whose ids it keeps, the innermost

@@ -16,7 +16,7 @@ from weft.core.program.structure.run_tree import RunTree
 from weft.core.program.structure.runs import CodeRuns
 
 if TYPE_CHECKING:
-    from weft.core.program.structure.surroundings import Position
+    from weft.core.program.structure.runs import Position
 
 
 class Backend(Protocol):

@@ -12,14 +12,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, cast
 
 from weft.core.policies import Call, KvSize, Policy, ProgramChanged, ProgramEnded, StepTokens
-from weft.core.sim.batch import Jump, RunningBatch
-from weft.core.sim.charges import Charges, KnownCosts
-from weft.core.sim.executions import Executions
+from weft.core.sim.batch import Jump, RunningBatch, SimRoom
+from weft.core.sim.executions import Charges, Executions, KnownCosts
 from weft.core.sim.kv_cache.cache import Segment
 from weft.core.sim.kv_cache.host import KvElsewhere
 from weft.core.sim.kv_cache.tiered_cache import make_kv
 from weft.core.sim.result import Batch, Counts, Execution
-from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.sim_programs import SimCall, SimProgram
 

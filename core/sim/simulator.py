@@ -15,7 +15,7 @@ from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import ProgramChanged, registration
 from weft.core.policies.fair_shares.fair import EPOCH_S
 from weft.core.policies.fair_shares.stride import OverEngines
-from weft.core.prediction.idle import IdleTimes
+from weft.core.prediction.times import IdleTimes
 from weft.core.routing.balancer import Arrival, Loads
 from weft.core.routing.stealing import EngineQueue, Stealing
 from weft.core.sim.kv_cache.blocks import block_ends, share_full_blocks

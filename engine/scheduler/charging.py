@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from weft.core.policies import Policy
-from weft.core.policies.queues.levels import Levels
+from weft.core.policies.queues import Levels
 from weft.core.policies.steps import FIT_STEPS, StepCostFit
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore

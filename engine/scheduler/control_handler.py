@@ -11,7 +11,7 @@ from weft.core.class_rows import together
 from weft.core.kv_cache.retention import CallAnnounced, KvEvent, ToolEnded, ToolStarted
 from weft.core.policies import Policy, ProgramView
 from weft.core.policies.history import History
-from weft.core.policies.queues.levels import Levels, ScheduleStats
+from weft.core.policies.queues import Levels, ScheduleStats
 from weft.core.show import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore

@@ -12,7 +12,7 @@ from typing import Any, Final
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity
 from weft.core.ids import CallId, IdSource, ProgramId, SessionId, ThreadId, check_id
-from weft.core.prediction.idle import IdleTimes
+from weft.core.prediction.times import IdleTimes
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Program
 from weft.engine.multi import AsyncMultiLLMEngine

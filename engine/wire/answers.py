@@ -13,7 +13,7 @@ from weft.core.class_rows import ClassRow
 from weft.core.ids import CallId, ProgramId
 from weft.core.kv_cache.stats import KvStats
 from weft.core.policies.history import ProgramEnd
-from weft.core.policies.queues.levels import ScheduleStats
+from weft.core.policies.queues import ScheduleStats
 from weft.core.show import SchedulerState
 from weft.engine.wire.control import CallKey
 from weft.engine.wire.reports import CallAccount, decode_account

@@ -19,7 +19,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.policies import PolicyConfig
 from weft.core.policies.history import ProgramEnd
-from weft.core.policies.queues.levels import LevelStats, ScheduleStats
+from weft.core.policies.queues import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
 from weft.core.show import LiveCall, ProgramKv, SchedulerState
 from weft.engine.wire.answers import LearnedReport, encode_aborted, encode_answer, read_aborted, read_answer

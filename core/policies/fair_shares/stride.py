@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from weft.core.ids import EngineId
-from weft.core.policies.queues.waiting import RankQueue, WaitingCalls
+from weft.core.policies.queues import RankQueue, WaitingCalls
 from weft.core.policies.view import Call, ProgramView, Rank
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered

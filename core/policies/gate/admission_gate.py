@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from weft.core.policies.queues.waiting import RankQueue
+from weft.core.policies.queues import RankQueue
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.prediction import ReturnTimes, ReusedPart

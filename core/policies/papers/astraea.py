@@ -21,7 +21,7 @@ from typing import Final, Literal
 from weft.core.errors import PolicyError
 from weft.core.policies.papers.starvation import Starvation
 from weft.core.policies.policy import Policy, PolicyEvent, register
-from weft.core.policies.queues.waiting import RankQueue, WaitingCalls
+from weft.core.policies.queues import RankQueue, WaitingCalls
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 from weft.core.prediction import OutputLengths

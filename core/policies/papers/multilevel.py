@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self
 from weft.core.errors import PolicyError
 from weft.core.policies.papers.starvation import Starvation
 from weft.core.policies.policy import Policy, PolicyEvent, register
-from weft.core.policies.queues.calibration import DEFAULT_BOUNDS_S, BoundsCalibration
+from weft.core.policies.queues import DEFAULT_BOUNDS_S, BoundsCalibration
 from weft.core.policies.view import Call, ProgramChanged, Rank
 from weft.core.registries import check_number
 

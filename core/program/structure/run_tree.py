@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 from weft.core.ids import CallId, ThreadId
 from weft.core.program.structure.lineage import NOTHING, Content, Inputs, TextLineage
 from weft.core.program.structure.parents import Ancestry, Calls, Front, Frontier, ParentChoice, merged, newest, still
-from weft.core.program.structure.runs import Run, RunKind
-from weft.core.program.structure.surroundings import RunningTask
+from weft.core.program.structure.runs import Run, RunKind, RunningTask
 
 ROOT: Final[Hashable] = ("weft", "root")
 KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them

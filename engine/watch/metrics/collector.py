@@ -18,7 +18,7 @@ from weft.core.errors import EngineError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import KvStats
 from weft.core.locks import fork_safe
-from weft.core.policies.queues.levels import ScheduleStats
+from weft.core.policies.queues import ScheduleStats
 from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState

@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.core.errors import PolicyError
 from weft.core.ids import ProgramId
 from weft.core.policies import Call, Fair, PolicyConfig, ProgramView
-from weft.core.policies.fair_shares.fair import EPOCH_S, PATIENCE_S
-from weft.core.policies.fair_shares.needs import LearnedRemaining, Task, Tenant, demand, shares
+from weft.core.policies.fair_shares.fair import EPOCH_S, PATIENCE_S, LearnedRemaining, Task, Tenant, demand, shares
 from weft.core.policies.fair_shares.stride import CREDIT_CALLS
 from weft.core.policies.view import ProgramEnded
 from weft.core.sim import SimSettings, simulate

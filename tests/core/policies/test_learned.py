@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.policies import Call, Learned, PolicyConfig, ProgramView, StepCosts
-from weft.core.policies.service.boost import BATCHES, BOOST
+from weft.core.policies.learned import BATCHES, BOOST
 from weft.core.policies.service.distribution import AGES
 from weft.core.policies.view import ProgramEnded
 

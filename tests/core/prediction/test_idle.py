@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.prediction.idle import LONGEST_S, SHORTEST_S, IdleTimes
+from weft.core.prediction.times import LONGEST_S, SHORTEST_S, IdleTimes
 
 
 def learned(*gaps_s: float, times: int = 8) -> IdleTimes:

@@ -9,7 +9,7 @@ from weft.core.policies.orders import Fcfs
 from weft.core.policies.policy import PolicyEvent
 from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim import StepTime
-from weft.core.sim.charges import KnownCosts
+from weft.core.sim.executions import KnownCosts
 
 
 class _Told(Fcfs):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.policies.queues.levels import ScheduleStats
+from weft.core.policies.queues import ScheduleStats
 from weft.engine.wire.answers import read_answer
 
 pytestmark = pytest.mark.engine

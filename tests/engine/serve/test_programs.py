@@ -11,7 +11,7 @@ from weft.core.accounts import Account
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity, Source
 from weft.core.ids import ProgramId
-from weft.core.prediction.idle import LONGEST_S, SHORTEST_S
+from weft.core.prediction.times import LONGEST_S, SHORTEST_S
 from weft.core.process_rows import ProgramRow, ProgramState
 from weft.core.program.idle import IdlePrograms
 from weft.core.testing import FakeClock, RecordingBackend

@@ -16,7 +16,7 @@ import weft
 from weft.core.errors import EngineClosedError, InvalidRequestError, KeyLimitError, OverloadedError, WeftError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import KvStats
-from weft.core.policies.queues.levels import LevelStats, ScheduleStats
+from weft.core.policies.queues import LevelStats, ScheduleStats
 from weft.core.program import Program
 from weft.core.routing.admission import Refused, refused_by
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.core.accounts import Attained
 from weft.core.policies import DEFAULT_BOUNDS_S, Atlas, Call, PolicyConfig, ProgramView
-from weft.core.policies.queues.calibration import BoundsCalibration
+from weft.core.policies.queues import BoundsCalibration
 
 
 def observed(services_s: Sequence[float], queues: int = 4) -> Sequence[float] | None:

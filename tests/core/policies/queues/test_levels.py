@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.policies.queues.levels import MOST_LEVELS, Levels, LevelStats
+from weft.core.policies.queues import MOST_LEVELS, Levels, LevelStats
 
 
 def test_a_queue_shows_what_it_has_and_what_it_had() -> None:

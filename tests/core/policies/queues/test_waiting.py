@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft.core.policies import Call, ProgramView, Rank
-from weft.core.policies.queues.waiting import WaitingCalls
+from weft.core.policies.queues import WaitingCalls
 
 
 def call(key: str, level: int = 0, order: int = 0) -> Call:

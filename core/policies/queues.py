@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect, insort
-from collections.abc import Hashable, Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from weft.core.policies.view import Call, Rank
 
@@ -134,3 +136,109 @@ class WaitingCalls(RankQueue[Call]):
     """
 
     now_s = -math.inf
+
+
+# -- queue bounds that are learned from the calls that have been served
+
+
+# Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
+# while they run, and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
+# 0.5 s each call was preempted once. Bounds that double tell programs apart over a wide range. The last of the five
+# queues is first come, first served. With seven queues, its bound was so large that all long programs ended late.
+DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0)
+_WINDOW_CALLS: Final = 512  # the latest calls, from which the bounds follow
+_EVERY_CALLS: Final = 32  # the bounds are computed again after so many calls
+
+
+class BoundsCalibration:
+    """Learns the queue bounds from the latest calls.
+
+    The first bound is the 90th percentile of a call's service, and each further bound is twice the one before. With a
+    narrower first queue, calls would be demoted while they run, and preempt each other to no purpose. A much wider one
+    would hold all of a short program and most of a long one, and tell them apart too late. The same calls give the same
+    bounds, because only calls are counted and no clock is read.
+
+    Args:
+        queues: K, the number of queues.
+    """
+
+    def __init__(self, queues: int) -> None:
+        self._queues = queues
+        self._services_s: deque[float] = deque(maxlen=_WINDOW_CALLS)
+        self._calls = 0
+
+    def observe(self, service_s: float) -> Sequence[float] | None:
+        """Observe a call that has left after `service_s` of service, in seconds or in any other unit.
+
+        Returns the K-1 new bounds in the same unit after every 32nd call, otherwise None.
+        """
+        if service_s <= 0:  # the call was aborted before it ran
+            return None
+        self._services_s.append(service_s)
+        self._calls += 1
+        if self._calls % _EVERY_CALLS:
+            return None
+        first_s = statistics.quantiles(self._services_s, n=10, method="inclusive")[-1]
+        return [first_s * 2**n for n in range(self._queues - 1)]
+
+
+# -- counts of each queue for people who watch an engine: starts, wait and service (docs/how-to/observe.md)
+
+
+# Queues that are told apart. Calls further down count in the last one.
+MOST_LEVELS: Final = 16
+
+
+class LevelStats(NamedTuple):
+    """One queue: what it has now, and its sums so far."""
+
+    level: int  # index of the queue, 0 is Q_1
+    running: int  # sequences; a call with n > 1 has several
+    waiting: int
+    starts: int  # how often a call started from the queue, or started again after a preemption
+    wait_s: float  # before these starts, in seconds
+    service_s: float  # of calls while they were in the queue, in seconds
+
+
+class ScheduleStats(NamedTuple):
+    """The queues of one scheduler, and how many calls it has promoted."""
+
+    levels: tuple[LevelStats, ...]
+    promotions: int
+
+
+class Levels:
+    """Sums up what happens to calls, by the queue that they are in."""
+
+    def __init__(self) -> None:
+        self._starts: defaultdict[int, int] = defaultdict(int)
+        self._wait_s: defaultdict[int, float] = defaultdict(float)
+        self._service_s: defaultdict[int, float] = defaultdict(float)
+
+    def started(self, level: int, wait_s: float) -> None:
+        """A call starts from a queue after a wait of `wait_s`."""
+        level = _bounded(level)
+        self._starts[level] += 1
+        self._wait_s[level] += wait_s
+
+    def served(self, level: int, service_s: float) -> None:
+        """A call in a queue has had `service_s` of service."""
+        self._service_s[_bounded(level)] += service_s
+
+    def stats(self, running: Iterable[int], waiting: Iterable[int], promotions: int) -> ScheduleStats:
+        """The figures now."""
+        runs, waits = _per_level(running), _per_level(waiting)
+        last = max((*self._starts, *self._service_s, *runs, *waits), default=-1)
+        levels = (
+            LevelStats(at, runs[at], waits[at], self._starts[at], self._wait_s[at], self._service_s[at])
+            for at in range(last + 1)
+        )
+        return ScheduleStats(tuple(levels), promotions)
+
+
+def _bounded(level: int) -> int:
+    return min(max(level, 0), MOST_LEVELS - 1)
+
+
+def _per_level(levels: Iterable[int]) -> Counter[int]:
+    return Counter(map(_bounded, levels))

@@ -1,1 +1,0 @@
-"""Queues of waiting calls, the bounds between queues, and counts of each queue."""
