@@ -12,8 +12,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.routing.admission import Admission
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import Link, ModelEndpoint
-from weft.engine.host.weak import weakly
+from weft.engine.host.in_flight import Link, ModelEndpoint, weakly
 from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
@@ -26,16 +26,14 @@ from weft.core.testing.script import Script
 from weft.engine.host.backend import Sessions
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import Link, ModelEndpoint
-from weft.engine.host.weak import weakly
+from weft.engine.host.in_flight import Link, ModelEndpoint, weakly
 from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher, ScriptedLauncher
 from weft.engine.replicas.ray.launcher import RayLauncher
-from weft.engine.served_model import ServedModel, resolved
-from weft.engine.vllm.start import engine_arguments, most_host_gib, start_error, wait_unless
+from weft.engine.vllm.start import engine_arguments, most_host_gib, resolve_model, start_error, wait_unless
 from weft.engine.vllm.start_progress import StartProgress
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
 from weft.engine.vllm_compat.known_names import check_engine_args
@@ -386,3 +384,40 @@ def make_launcher(
         raise ReplicaError("ray_address and ray_actor_options go with backend='ray'; pass it, or leave them out.")
     cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
     return LocalLauncher(engine_id, cores, devices, on_account, hang_timeout_s=hang_timeout_s)
+
+
+# -- `weft.ServedModel`: one of several models of an engine
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One of several models that an `AsyncMultiLLMEngine` serves.
+
+    Args:
+        model: As for `weft.Engine`.
+        replicas: How many engines, 1 or more.
+        name: The name that requests give; None: `model` as it is given.
+        tool_call_parser: As for `weft.Engine`.
+        engine_args: vLLM's arguments for this model, in addition to those for all models.
+    """
+
+    model: str | os.PathLike[str] | None = None
+    replicas: int = 1
+    name: str | None = None
+    tool_call_parser: str | None = "hermes"
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolved(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """The models with the paths and names that they are served by. Raises ReplicaError if two have the same name, or
+    one has no replica. Raises ModelNotFoundError if there is no such model."""
+    found = [
+        replace(each, model=path, name=each.name or path) for each in models for path in [resolve_model(each.model)]
+    ]
+    names = [each.name for each in found]
+    if len(set(names)) < len(names):
+        raise ReplicaError(f"two models have the same name; give each a name of its own: {names}.")
+    for each in found:
+        if each.replicas < 1:
+            raise ReplicaError(f"{each.name!r} has {each.replicas} replicas; give it 1 or more.")
+    return found

@@ -17,8 +17,7 @@ from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import UNKNOWN_TOKENS, Learned
 from weft.core.policies.policy import register
 from weft.core.policies.queues import DEFAULT_BOUNDS_S, BoundsCalibration
-from weft.core.policies.service.class_book import ANY_NAME, OpenProgramWork
-from weft.core.policies.service.classes import LEAST_ENDED, ServiceClass
+from weft.core.policies.service.classes import ANY_NAME, LEAST_ENDED, OpenProgramWork, ServiceClass
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView
 

@@ -26,8 +26,7 @@ from typing import ClassVar, Final
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.policy import Policy, PolicyEvent, register
-from weft.core.policies.service.class_book import ClassBook, Counted, OpenProgramWork
-from weft.core.policies.service.classes import ServiceClass
+from weft.core.policies.service.classes import ClassBook, Counted, OpenProgramWork, ServiceClass
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramEnded, ProgramView, Rank
 

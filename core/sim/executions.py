@@ -12,9 +12,8 @@ from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.result import Counts, Execution
-from weft.core.sim.settings import SimSettings
+from weft.core.sim.settings import SimSettings, StepTime
 from weft.core.sim.sim_programs import SimCall
-from weft.core.sim.step_time import StepTime
 
 
 @dataclass(eq=False, slots=True)

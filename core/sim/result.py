@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.core.sim.batch import Jump
-from weft.core.sim.step_time import StepTime
+from weft.core.sim.settings import StepTime
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

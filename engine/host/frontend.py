@@ -38,8 +38,8 @@ from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
 from weft.engine.watch import Listener, WatchedReplica
-from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeKvStats, encode_control
+from weft.engine.wire.reports import read_answer
 
 _counter = itertools.count()
 _ANSWER_S: Final = 5.0

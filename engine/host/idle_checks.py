@@ -14,7 +14,7 @@ from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.idle import IdlePrograms
-from weft.engine.host.weak import weakly
+from weft.engine.host.in_flight import weakly
 from weft.engine.processes.loop_thread import LoopThread
 
 _CHECKS_A_TIMEOUT: Final = 4  # so a program ends at most a quarter of its time-out late

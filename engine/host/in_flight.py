@@ -6,11 +6,12 @@ import asyncio
 import math
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from weft.core.accounts import Account
 from weft.core.errors import EngineClosedError, EngineForkedError, ProgramEndedError, WeftError
@@ -280,3 +281,21 @@ class InFlightCalls:
         """A call was assigned to a replica. Returns another one if that has the latest KV of the call's program."""
         call = self._calls.get(call_id)
         return self.table.assign(call.row, engine_id) if call is not None else None
+
+
+# -- methods of an engine as callbacks that do not keep the engine alive. An engine without references shuts down.
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def weakly(method: Callable[P, R]) -> Callable[P, R | None]:
+    """A method that does nothing once its object is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        alive = reference()
+        return alive(*args, **kwargs) if alive is not None else None
+
+    return call

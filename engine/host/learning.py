@@ -23,8 +23,8 @@ from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
 from weft.engine.host.scheduler_messages import Batches
 from weft.engine.processes.loop_thread import LoopThread, in_thread
-from weft.engine.wire.answers import LearnedReport, read_answer
 from weft.engine.wire.control import TakeLearned, UseHistory, encode_control
+from weft.engine.wire.reports import LearnedReport, read_answer
 
 _MOST_BYTES: Final = 1 << 26
 _SAVE_EVERY_S: Final = 10.0

@@ -15,8 +15,8 @@ from weft.core.process_rows import CallRow, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire.answers import read_aborted
 from weft.engine.wire.control import AbortedCalls, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
+from weft.engine.wire.reports import read_aborted
 
 T = TypeVar("T")
 

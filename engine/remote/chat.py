@@ -13,8 +13,7 @@ from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.engine.host.in_flight import ChatRequest
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.remote.connection import Server
-from weft.engine.remote.parsing import CHUNK, COMPLETION, COUNT, TOKENS, account_of
+from weft.engine.remote.connection import CHUNK, COMPLETION, COUNT, TOKENS, Server, account_of
 from weft.engine.wire.call_header import MOST_TOOLS
 
 _CHAT: Final = "/v1/chat/completions"

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import fields
 from typing import Any, Final, cast
 
 import httpx2
 
-from weft.core.errors import InvalidRequestError, ServerError
-from weft.engine.remote.errors import failed_request, failed_stream, redirected, refused
-from weft.engine.remote.parsing import fault_of, parsed
+from weft.core.accounts import Account
+from weft.core.errors import (
+    CallFailedError,
+    ContextLengthError,
+    DeadlineError,
+    EngineError,
+    InvalidRequestError,
+    NoReplicaError,
+    OverloadedError,
+    ProgramEndedError,
+    ServerError,
+    UnknownModelError,
+    WeftError,
+    restored,
+)
+from weft.engine.http.http_errors import is_too_long, kind_of_code
 
 _CONNECT_S: Final = 10.0
 _SEND_S: Final = 60.0  # for a piece of a request that the server does not read
@@ -169,3 +184,190 @@ class Server:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+# -- what a server answers instead of a result, as Weft's errors
+
+
+# Where the code of the error says no more. What is missing is an error of the server.
+_BY_STATUS: Final[dict[int, type[WeftError]]] = {
+    400: InvalidRequestError,
+    404: UnknownModelError,
+    409: ProgramEndedError,
+    413: InvalidRequestError,
+    422: InvalidRequestError,
+    429: OverloadedError,
+    500: CallFailedError,
+    504: DeadlineError,
+}
+_ATTRIBUTES: Final[dict[type[WeftError], dict[str, Any]]] = {
+    DeadlineError: {"delivered_tokens": 0},
+    OverloadedError: {"retry_after_s": 1.0},
+    ProgramEndedError: {"program_id": ""},
+    UnknownModelError: {"model": ""},
+}
+_MOST_RETRY_S: Final = 86_400.0  # a day; more is no advice
+_UNCONNECTED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+def failed_request(url: str, error: httpx2.HTTPError, *, may_run: bool) -> ServerError:
+    """The error of a request that got no answer.
+
+    Args:
+        may_run: Whether the request would have run a call.
+    """
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, _UNCONNECTED):
+        return ServerError(
+            url, f"cannot be reached ({said})", "Compare the address, and see whether `weft serve` runs there."
+        )
+    advice = "Send the call again if it may run twice." if may_run else "Try again in a moment."
+    return ServerError(url, f"did not answer ({said})", advice, may_have_run=may_run)
+
+
+def redirected(url: str, status: int, headers: Mapping[str, str]) -> ServerError:
+    """The error of a request that was sent elsewhere. It is not followed: it would take the API key along."""
+    place = headers.get("location", "")
+    return ServerError(
+        url,
+        f"answered with status {status}, which sends clients to {place[:200]!r}",
+        "Connect to the address of the `weft serve` itself.",
+        status=status,
+    )
+
+
+def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> WeftError:
+    """The error of a request that was answered with an error."""
+    try:
+        found = parsed(body)
+    except ValueError:
+        found = None
+    error = found.get("error") if isinstance(found, Mapping) else None
+    if not isinstance(error, Mapping):
+        error = {"message": body[:200].decode(errors="replace")}
+    if status in (401, 403):
+        return ServerError(
+            url, f"refused the API key ({error.get('message')})", "Pass one of its keys as api_key.", status=status
+        )
+    return _error(url, status, error, _retry_after_s(headers))
+
+
+def failed_stream(url: str, error: object) -> WeftError:
+    error = error if isinstance(error, Mapping) else {"message": str(error)}
+    code = error.get("code")
+    usual = 503 if kind_of_code(code) is NoReplicaError else 500  # no replica has begun the call
+    return _error(url, code if isinstance(code, int) else usual, error, None)
+
+
+def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float | None) -> WeftError:
+    message, code = str(error.get("message") or f"status {status}"), error.get("code")
+    kind = kind_of_code(code) or _BY_STATUS.get(status)
+    if kind is InvalidRequestError and is_too_long(message):
+        kind = ContextLengthError
+    if kind is None or issubclass(kind, EngineError) or kind is WeftError:
+        stops = status == 503
+        return ServerError(
+            url,
+            f"answered with status {status} ({message})",
+            "Send the call again in a moment." if stops else "Its log says more.",
+            status=status,
+            may_have_run=status >= 500 and not stops,
+        )
+    attributes = {**_ATTRIBUTES.get(kind, {})}
+    given = error.get("weft")
+    if isinstance(given, Mapping):
+        kinds = {name: (int, float) if isinstance(each, float) else type(each) for name, each in attributes.items()}
+        attributes.update((name, value) for name, value in given.items() if isinstance(value, kinds.get(name, object)))
+    if kind is OverloadedError and retry_after_s is not None:
+        attributes["retry_after_s"] = retry_after_s
+    return restored(kind, message, attributes)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            after_s = float(headers[name]) * unit_s
+        except (KeyError, ValueError):  # it may be a date as well
+            continue
+        if 0 <= after_s < _MOST_RETRY_S:
+            return after_s
+    return None
+
+
+# -- what answers of a server must look like. Something else may listen there, and code that reads them trusts them.
+
+
+# A shape is a type, a list with the shape of its items, or a dict of shapes by name. "?" marks a member that may be
+# null or absent, and "+" a list that may not be empty.
+_FUNCTION: Final = {"name?": str, "arguments?": str}
+_MESSAGE: Final = {
+    "content?": str,
+    "reasoning?": str,
+    "tool_calls?": [{"id": str, "function": {"name": str, "arguments": str}}],
+}
+_DELTA: Final = {
+    "content?": str,
+    "reasoning?": str,
+    "tool_calls?": [{"index": int, "id?": str, "function?": _FUNCTION}],
+}
+_CHOICE: Final = {"index": int, "finish_reason?": str, "logprobs?": {"content?": [dict]}, "token_ids?": [int]}
+_USAGE: Final = {
+    "prompt_tokens": int,
+    "completion_tokens?": int,
+    "total_tokens": int,
+    "prompt_tokens_details?": {"cached_tokens?": int},
+}
+_HEAD: Final = {"id": str, "model": str, "prompt_token_ids?": [int]}
+COMPLETION: Final = {**_HEAD, "choices+": [{**_CHOICE, "message": _MESSAGE}], "usage": _USAGE}
+CHUNK: Final = {**_HEAD, "choices": [{**_CHOICE, "delta": _DELTA}], "usage?": _USAGE}
+TOKENS: Final = {"tokens": [int]}
+COUNT: Final = {"count": int}
+MODELS: Final = {"data": [{"id": str, "max_model_len?": int}]}
+
+_WORDS: Final[dict[type, str]] = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
+_SECONDS: Final = frozenset(field.name for field in fields(Account) if isinstance(field.default, float))
+_COUNTS: Final = frozenset(field.name for field in fields(Account) if isinstance(field.default, int))
+
+
+def parsed(data: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError if it is not JSON, or is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def fault_of(value: Any, shape: Any, name: str = "it") -> str | None:
+    """Return what is wrong with a value, as a part of a sentence, or None if nothing is."""
+    kind: Any = shape if isinstance(shape, type) else type(shape)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return f"{name} is {value!r:.80}, not {_WORDS[kind]}"
+    if isinstance(shape, list):
+        faults = (fault_of(each, shape[0], f"{name}[{number}]") for number, each in enumerate(value))
+        return next(filter(None, faults), None)
+    if isinstance(shape, dict):
+        return next(filter(None, (_fault_of_member(value, key, shape[key], name) for key in shape)), None)
+    return None
+
+
+def _fault_of_member(value: Mapping[str, Any], key: str, shape: Any, name: str) -> str | None:
+    member = key.rstrip("?+")
+    path = member if name == "it" else f"{name}.{member}"
+    if value.get(member) is None:
+        return None if key.endswith("?") else f"{path} is missing"
+    if value[member] == [] and key.endswith("+"):
+        return f"{path} is empty"
+    return fault_of(value[member], shape, path)
+
+
+def account_of(report: Any) -> Account | None:
+    """The account in a server's report of a call; figures that are none are left out."""
+    if not isinstance(report, Mapping):
+        return None
+    known: dict[str, Any] = {name: report[name] for name in _COUNTS if _is_figure(report.get(name), int)}
+    known |= {name: report[name] for name in _SECONDS if _is_figure(report.get(name), int | float)}
+    return Account(**known)
+
+
+def _is_figure(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

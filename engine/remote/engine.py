@@ -14,15 +14,13 @@ from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.routing.admission import Admission
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import Link, ModelEndpoint
+from weft.engine.host.in_flight import Link, ModelEndpoint, weakly
 from weft.engine.host.scheduler_messages import SchedulerMessages
-from weft.engine.host.weak import weakly
 from weft.engine.options import EngineOptions
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.remote.chat import RemoteChat
-from weft.engine.remote.connection import Server
-from weft.engine.remote.parsing import MODELS
+from weft.engine.remote.connection import MODELS, Server
 
 _MOST_CALLS: Final = 10_000  # in flight; the server admits fewer, and says when to try again
 _NOTICES: Final = frozenset({"program_events", "programs_ended", "programs_open"})  # of what the server is told

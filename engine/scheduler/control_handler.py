@@ -18,7 +18,6 @@ from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import AbortedAccounts, KvAccounts
 from weft.engine.vllm_compat.names import KVCacheManager, Request
-from weft.engine.wire.answers import Answer, LearnedReport, encode_aborted, encode_answer
 from weft.engine.wire.control import (
     AbortedCalls,
     EventKind,
@@ -33,6 +32,7 @@ from weft.engine.wire.control import (
     TakeScheduleStats,
     TakeState,
 )
+from weft.engine.wire.reports import Answer, LearnedReport, encode_aborted, encode_answer
 
 _MOST_CLASSES: Final = 100  # in an answer
 

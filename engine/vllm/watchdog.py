@@ -10,8 +10,7 @@ from multiprocessing.process import BaseProcess
 from weft.core.errors import EngineDiedError
 from weft.core.ids import EngineId
 from weft.core.log import get_logger
-from weft.engine.processes.liveness import can_read_usage, until_stuck, usage_of
-from weft.engine.processes.tree import kill_tree
+from weft.engine.processes.tree import can_read_usage, kill_tree, until_stuck, usage_of
 from weft.engine.vllm.accounting import AccountingLLM
 from weft.engine.vllm_compat.control import send_to_scheduler
 from weft.engine.wire.control import Ping, encode_control

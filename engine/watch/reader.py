@@ -21,8 +21,8 @@ from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth
 from weft.core.show import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.engine.processes.loop_thread import in_thread
-from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import Question, TakeState, encode_control
+from weft.engine.wire.reports import read_answer
 
 T = TypeVar("T")
 

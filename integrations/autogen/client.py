@@ -40,19 +40,17 @@ from weft.integrations.autogen.client_calls import (
 )
 from weft.integrations.autogen.messages import (
     ReasonedCalls,
-    ToolChoice,
-    to_messages,
-    to_response_format,
-    to_tool_choice,
-    to_tools,
-)
-from weft.integrations.autogen.results import (
     StreamedResponse,
+    ToolChoice,
     check_complete,
     log_call,
     log_stream_end,
     log_stream_start,
+    to_messages,
+    to_response_format,
     to_result,
+    to_tool_choice,
+    to_tools,
 )
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

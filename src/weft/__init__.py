@@ -23,9 +23,8 @@ from weft.core.routing import BalancerConfig, StealingConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
-    from weft.engine.multi import AsyncMultiLLMEngine
+    from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
     from weft.engine.remote.engine import connect
-    from weft.engine.served_model import ServedModel
     from weft.engine.watch.metrics.collector import MetricsCollector
     from weft.engine.watch.spans import ProgramSpans
     from weft.integrations.openai import openai_client
@@ -60,7 +59,7 @@ _LATER: Final = {  # imported when they are first used
     "Engine": "weft.engine.engine",
     "MetricsCollector": "weft.engine.watch.metrics.collector",
     "ProgramSpans": "weft.engine.watch.spans",
-    "ServedModel": "weft.engine.served_model",
+    "ServedModel": "weft.engine.multi",
     "connect": "weft.engine.remote.engine",
     "openai_client": "weft.integrations.openai",
 }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.bench.profile import DECODE_STEPS, Crowd, crowds, medians
-from weft.core.sim.step_time import StepSample
+from weft.core.sim.settings import StepSample
 from weft.core.sim.study.engine_profile import EngineProfile
 
 

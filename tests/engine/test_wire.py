@@ -22,7 +22,6 @@ from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
 from weft.core.show import LiveCall, ProgramKv, SchedulerState
-from weft.engine.wire.answers import LearnedReport, encode_aborted, encode_answer, read_aborted, read_answer
 from weft.engine.wire.call_header import (
     FIELDS,
     SCOPE_LENGTH,
@@ -51,7 +50,17 @@ from weft.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from weft.engine.wire.reports import attach, decode_account, encode_account, read_report
+from weft.engine.wire.reports import (
+    LearnedReport,
+    attach,
+    decode_account,
+    encode_aborted,
+    encode_account,
+    encode_answer,
+    read_aborted,
+    read_answer,
+    read_report,
+)
 from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
 from weft.engine.wire.values import MAX_FIGURE
 

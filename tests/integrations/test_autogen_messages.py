@@ -29,8 +29,16 @@ from pydantic import BaseModel
 import weft
 from weft.core.errors import InvalidRequestError, OutputParsingError
 from weft.integrations.autogen import WeftChatCompletionClient
-from weft.integrations.autogen.messages import ReasonedCalls, to_messages, to_response_format, to_tool_choice, to_tools
-from weft.integrations.autogen.results import StreamedResponse, check_complete, to_result
+from weft.integrations.autogen.messages import (
+    ReasonedCalls,
+    StreamedResponse,
+    check_complete,
+    to_messages,
+    to_response_format,
+    to_result,
+    to_tool_choice,
+    to_tools,
+)
 from weft.testing import Reply, ScriptedEngine
 
 INFO = ModelInfo(

@@ -35,8 +35,8 @@ import weft
 from weft.core.errors import EngineStartError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
+from weft.engine.multi import ServedModel
 from weft.engine.options import EngineOptions
-from weft.engine.served_model import ServedModel
 from weft.engine.vllm_compat.versions.version import installed_vllm
 
 LIMIT_S: Final = 300.0  # of virtual time, in which some client must get something

@@ -28,8 +28,8 @@ from weft.core.routing.replicas import ReplicaSet
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.options import EngineOptions
-from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.processes.tree import until_stuck
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.router import Router

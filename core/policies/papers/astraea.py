@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from weft.core.errors import PolicyError
-from weft.core.policies.papers.starvation import Starvation
+from weft.core.policies.papers.multilevel import Starvation
 from weft.core.policies.policy import Policy, PolicyEvent, register
 from weft.core.policies.queues import RankQueue, WaitingCalls
 from weft.core.policies.steps import StepCosts

@@ -19,9 +19,8 @@ from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.kv_cache.host import HostMemory, KvElsewhere
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
-from weft.core.sim.settings import SimSettings
+from weft.core.sim.settings import SimSettings, StepTime
 from weft.core.sim.sim_programs import SimCall
-from weft.core.sim.step_time import StepTime
 
 
 class OffloadingKvCache(PolicyKvCache):

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
-from weft.core.sim.settings import SimSettings
-from weft.core.sim.step_time import StepTime
+from weft.core.sim.settings import SimSettings, StepTime
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
 _FORM: Final = 2  # of profile files

@@ -16,8 +16,8 @@ from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.routing.liveness import ProcessUsage
-from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import in_thread
+from weft.engine.processes.tree import until_stuck
 from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
 from weft.engine.replicas.ray.actor import CallEnded, ReplicaUpdate
 from weft.engine.vllm.accounting import OnAccount

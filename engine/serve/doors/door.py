@@ -21,8 +21,8 @@ from weft.core.log import get_logger
 from weft.core.routing.liveness import ProcessUsage
 from weft.engine.http.check_ids import Receive, Scope, Send
 from weft.engine.http.http_errors import refuse
-from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import LoopThread, in_thread
+from weft.engine.processes.tree import until_stuck
 from weft.engine.replicas.ray.cluster import connection
 from weft.engine.serve.doors.owner import FROM_DOOR, KEEPALIVE, PERIOD_S, Owner, Served, Setup
 from weft.engine.serve.server import Signals, listening, log_to_stderr, run, uvicorn_config

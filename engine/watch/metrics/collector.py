@@ -26,8 +26,8 @@ from weft.engine.watch.metrics.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import ALL, Shown
 from weft.engine.watch.reader import ANSWER_S, WatchedEngine, WatchedReplica, ask
-from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeKvStats, TakeScheduleStats
+from weft.engine.wire.reports import read_answer
 
 _KINDS: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _BOUNDS: Final = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")

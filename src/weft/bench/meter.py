@@ -9,7 +9,7 @@ from weft.bench.clock import Clock
 from weft.bench.results.records import RoundCounts
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.policies import Policy
-from weft.core.sim.step_time import StepSample
+from weft.core.sim.settings import StepSample
 from weft.engine.kv_cache.connector import StepPlan
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
 

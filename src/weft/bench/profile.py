@@ -18,7 +18,7 @@ from weft.bench.engines import model_folder, run_in_this_process, token_ids
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.errors import BenchError
-from weft.core.sim.step_time import StepSample, StepTime
+from weft.core.sim.settings import StepSample, StepTime
 from weft.core.sim.study.engine_profile import EngineProfile
 
 if TYPE_CHECKING:

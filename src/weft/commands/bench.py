@@ -56,7 +56,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
 ) -> None:
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
     from weft.bench.engines import replay_missing
-    from weft.bench.results import plots, report
+    from weft.bench.results import page, plots
     from weft.bench.results.records import Journal
     from weft.bench.rounds import rates_of_loads
     from weft.bench.settings import names_of_loads
@@ -86,7 +86,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         replay_missing(settings, journal, keys, progress.begin, progress.advance)
         replayed = [journal.rounds[name, number] for name in names for number in range(rounds)]
         progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))
-        path = report.write(settings, replayed, out, progress.advance)
+        path = page.write(settings, replayed, out, progress.advance)
     typer.echo(path)
 
 

@@ -113,9 +113,8 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         fetch_model()
     import uvloop  # vLLM brings it along
 
-    from weft.engine.multi import AsyncMultiLLMEngine
+    from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
     from weft.engine.serve.server import serve as run
-    from weft.engine.served_model import ServedModel
 
     engine = {
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],

@@ -20,8 +20,7 @@ from weft.core.testing import FakeClock
 from weft.core.testing.script import Replies, Script
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import ChatRequest, Link, ModelEndpoint
-from weft.engine.host.weak import weakly
+from weft.engine.host.in_flight import ChatRequest, Link, ModelEndpoint, weakly
 from weft.engine.options import EngineOptions
 
 _POLL_S: Final = 0.001

@@ -81,12 +81,11 @@ class ScriptedServer:
         return [*self.engine.table.ended(), *self.engine.table]
 
     def __enter__(self) -> Self:
-        from weft.engine.multi import AsyncMultiLLMEngine
+        from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
         from weft.engine.serve.keys import make_key_ring
         from weft.engine.serve.options import parse_options
         from weft.engine.serve.script_file import SCRIPTED_NAME, scripted_arguments
         from weft.engine.serve.server import make_server
-        from weft.engine.served_model import ServedModel
 
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="weft-scripted-")))

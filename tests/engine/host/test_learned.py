@@ -16,7 +16,7 @@ from weft.core.process_table import ProcessTable
 from weft.engine.host import learning as learned
 from weft.engine.host.learning import HistoryFile, LearnedReports
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire.answers import LearnedReport, encode_answer
+from weft.engine.wire.reports import LearnedReport, encode_answer
 
 pytestmark = pytest.mark.anyio
 

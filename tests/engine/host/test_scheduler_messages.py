@@ -18,9 +18,8 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.host.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire.answers import encode_aborted
 from weft.engine.wire.control import CallKey, EventKind, ProgramEvent, ProgramEvents, decode_control
-from weft.engine.wire.reports import encode_account
+from weft.engine.wire.reports import encode_aborted, encode_account
 
 pytestmark = pytest.mark.anyio
 

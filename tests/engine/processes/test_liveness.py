@@ -18,8 +18,7 @@ from polling import until
 
 from weft.core.errors import EngineDiedError, EngineError
 from weft.core.routing.liveness import ProcessUsage
-from weft.engine.processes.liveness import until_stuck, usage_of
-from weft.engine.processes.tree import kill_tree, tree_of
+from weft.engine.processes.tree import kill_tree, tree_of, until_stuck, usage_of
 
 IDLE = ProcessUsage(0.0, is_stopped=False)
 LIMIT_S = 100.0

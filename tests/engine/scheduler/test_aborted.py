@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId
-from weft.engine.wire.answers import read_aborted
 from weft.engine.wire.control import AbortedCalls, CallKey, ProgramsEnded, encode_control
-from weft.engine.wire.reports import encode_account
+from weft.engine.wire.reports import encode_account, read_aborted
 
 aborted = pytest.importorskip("weft.engine.scheduler.ledger", reason="its package imports vLLM")
 

@@ -8,7 +8,7 @@ import pytest
 
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.stats import KvStats
-from weft.engine.wire.answers import read_answer
+from weft.engine.wire.reports import read_answer
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,8 @@ import pytest
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.ids import ProgramId
 from weft.core.policies.history import History
-from weft.engine.wire.answers import LearnedReport, read_answer
 from weft.engine.wire.control import ProgramsEnded, TakeLearned, UseHistory, encode_control
+from weft.engine.wire.reports import LearnedReport, read_answer
 
 pytestmark = pytest.mark.engine
 

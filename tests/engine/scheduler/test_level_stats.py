@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.core.policies.queues import ScheduleStats
-from weft.engine.wire.answers import read_answer
+from weft.engine.wire.reports import read_answer
 
 pytestmark = pytest.mark.engine
 

@@ -9,8 +9,8 @@ import pytest
 
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.show import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
-from weft.engine.wire.answers import read_answer
 from weft.engine.wire.control import TakeState, encode_control
+from weft.engine.wire.reports import read_answer
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.core.policies import Call
-from weft.engine.scheduler.room import StepRoom
+from weft.engine.scheduler.batch import StepRoom
 
 if TYPE_CHECKING:
     from scheduler_harness import SchedulerHarness

@@ -14,7 +14,7 @@ from host_programs import end, happened, prompt_of, start_tool
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.kv_cache.stats import KvStats
-from weft.engine.wire.answers import read_answer
+from weft.engine.wire.reports import read_answer
 
 pytestmark = pytest.mark.engine
 

@@ -23,7 +23,7 @@ from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.watch import WatchedReplica
 from weft.engine.watch.metrics.export import METRICS
 from weft.engine.watch.metrics.names import MOST_NAMES
-from weft.engine.wire.answers import encode_answer
+from weft.engine.wire.reports import encode_answer
 from weft.testing import FakeClock, ScriptedEngine
 
 BODY: Any = {"messages": [{"role": "user", "content": "hello there"}]}

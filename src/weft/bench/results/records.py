@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter
 
 from weft.core.errors import BenchError
-from weft.core.sim.step_time import StepSample
+from weft.core.sim.settings import StepSample
 
 FORMAT: Final = 4  # version of the journal and of results.json
 
