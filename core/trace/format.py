@@ -181,12 +181,7 @@ def dump(program: TraceProgram) -> str:
 
 
 def from_graph(
-    graph: ProgramGraph,
-    *,
-    start_s: float = 0.0,
-    program: str | None = None,
-    tenant: str | None = None,
-    deadline_s: float | None = None,
+    graph: ProgramGraph, *, start_s: float = 0.0, tenant: str | None = None, deadline_s: float | None = None
 ) -> TraceProgram:
     """Return the trace of a program from its graph.
 
@@ -195,7 +190,6 @@ def from_graph(
     Args:
         graph: the graph of a program that has ended. The lengths of the calls are those of its accounts.
         start_s: the start of the trace on the engine's clock; `arrival_s` counts from it.
-        program: the program's id in the trace. Default: the id in the graph.
         tenant: the program's tenant.
         deadline_s: its deadline, in seconds from its first call.
 
@@ -232,7 +226,7 @@ def from_graph(
             )
         )
     arrival_s = max(0.0, min(arrivals) - start_s)
-    return TraceProgram(program or graph.program_id, tuple(calls), arrival_s, graph.name or None, tenant, deadline_s)
+    return TraceProgram(graph.program_id, tuple(calls), arrival_s, graph.name or None, tenant, deadline_s)
 
 
 # -- the schema

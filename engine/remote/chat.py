@@ -86,7 +86,7 @@ class RemoteChat:
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens. Blocks while the server is asked."""
         body = {"prompt": text, "add_special_tokens": False}
-        answer = self._loop.submit(self._server.post(_TOKENIZE, body, may_run=False, shape=TOKENS)).result()
+        answer = self._loop.submit(self._server.ask(_TOKENIZE, body, shape=TOKENS)).result()
         return list(answer["tokens"])
 
     @staticmethod
@@ -106,12 +106,12 @@ class RemoteChat:
 
     async def count_prompt_tokens(self, request: Request) -> int:
         """The number of tokens of the rendered prompt."""
-        answer = await self._server.post(_TOKENIZE, request.template_body(), may_run=False, shape=COUNT)
+        answer = await self._server.ask(_TOKENIZE, request.template_body(), shape=COUNT)
         return int(answer["count"])
 
     async def complete(self, request: Request) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object."""
-        answer = await self._server.post(_CHAT, request.body(), request.headers, shape=COMPLETION)
+        answer = await self._server.ask(_CHAT, request.body(), request.headers, may_run=True, shape=COMPLETION)
         self._take_account(request, answer)
         found = without_nulls(answer)
         return dict(found)

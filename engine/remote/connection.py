@@ -77,23 +77,19 @@ class Server:
             transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE),
         )
 
-    async def get(self, path: str, *, shape: Any = None) -> Any:
-        """The JSON at a path, which must look like `shape` (see `fault_of`). Raises WeftError as the server says.
-        Raises ServerError if there is no answer, or it looks otherwise."""
-        return await self._answer("GET", path, None, {}, may_run=False, shape=shape)
-
-    async def post(
+    async def ask(
         self,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        may_run: bool = True,
+        may_run: bool = False,
         shape: Any = None,
     ) -> Any:
         """Return the JSON of the answer to a request, or None if the answer has no body.
 
         Args:
+            body: What is sent by POST. None: the request is a GET.
             may_run: Whether the request runs a call, which an error then must tell.
             shape: What the JSON must look like; see `fault_of`. None: anything, or no body.
 
@@ -101,19 +97,8 @@ class Server:
             WeftError: As the server says.
             ServerError: There is no answer, or it does not look like that.
         """
-        return await self._answer("POST", path, body, headers or {}, may_run=may_run, shape=shape)
-
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
-        *,
-        may_run: bool,
-        shape: Any,
-    ) -> Any:
-        async with self._request(method, path, body, headers, may_run=may_run) as response:
+        method = "GET" if body is None else "POST"
+        async with self._request(method, path, body, headers or {}, may_run=may_run) as response:
             data = await response.aread()
         if not data and shape is None:
             return None

@@ -134,8 +134,8 @@ class _ServerLink(Link):
 async def _models(server: Server) -> list[dict[str, Any]]:
     """The models of a server, which is seen to be a `weft serve`."""
     try:
-        models: list[dict[str, Any]] = (await server.get("/v1/models", shape=MODELS))["data"]
-        await server.get("/weft/programs", shape={})
+        models: list[dict[str, Any]] = (await server.ask("/v1/models", shape=MODELS))["data"]
+        await server.ask("/weft/programs", shape={})
     except ServerError:
         raise
     except WeftError as error:  # such as one for a route that is not there
@@ -152,7 +152,7 @@ def _no_weft(server: Server, reason: str) -> ServerError:
 
 
 async def _tell(server: Server, message: Mapping[str, Any]) -> None:
-    await server.post("/weft/events", message, may_run=False)
+    await server.ask("/weft/events", message)
 
 
 async def _keep_open(server: Server, table: ProcessTable) -> None:

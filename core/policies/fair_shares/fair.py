@@ -83,13 +83,11 @@ class Fair(PolicyAround):
 
     has_shares = True
 
-    def __init__(
-        self, inner: Policy, weights: Mapping[str, float], slo: float, remaining: LearnedRemaining | None = None
-    ) -> None:
+    def __init__(self, inner: Policy, weights: Mapping[str, float], slo: float) -> None:
         super().__init__(inner)
         self.costs = StepCosts()
         self._slo = slo
-        self._remaining = remaining if remaining is not None else LearnedRemaining()
+        self._remaining = LearnedRemaining()
         make: Callable[[], Any] = type(inner.waiting)
         self.queue = ByTenant(make, lambda tenant: weights.get(tenant, 1.0), self._work)
         self.waiting = inner.waiting = self.queue

@@ -102,7 +102,7 @@ async def test_a_connection_that_ends_leaves_the_call_in_doubt(parts: tuple[byte
     """The call may have run, so nobody repeats it but the caller who knows."""
     async with answering(*parts) as answered:
         with pytest.raises(ServerError, match="did not answer") as caught:
-            await answered.post("/v1/chat/completions", {})
+            await answered.ask("/v1/chat/completions", {}, may_run=True)
     assert caught.value.may_have_run
 
 
@@ -170,7 +170,7 @@ async def test_other_statuses_are_errors_of_the_server(status: int, may_have_run
     page = b"<html>no</html>"
     async with answering(head(status, len(page), "text/html"), page) as answered:
         with pytest.raises(ServerError) as caught:
-            await answered.post("/v1/chat/completions", {})
+            await answered.ask("/v1/chat/completions", {}, may_run=True)
     assert (caught.value.status, caught.value.may_have_run) == (status, may_have_run)
 
 
@@ -178,7 +178,7 @@ async def test_a_proxys_retry_after_counts() -> None:
     """An overload need not come from `weft serve`."""
     async with answering(head(429, 0, retry_after="3")) as answered:
         with pytest.raises(OverloadedError) as caught:
-            await answered.post("/v1/chat/completions", {})
+            await answered.ask("/v1/chat/completions", {}, may_run=True)
     assert caught.value.retry_after_s == 3.0
 
 
@@ -186,4 +186,4 @@ async def test_an_answer_that_is_no_json_is_an_error() -> None:
     """Something else listens there."""
     async with answering(head(200, 2, "text/html"), b"no") as answered:
         with pytest.raises(ServerError, match="no JSON"):
-            await answered.post("/v1/chat/completions", {})
+            await answered.ask("/v1/chat/completions", {}, may_run=True)
