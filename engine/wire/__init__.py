@@ -8,7 +8,3 @@
   `answers` for what comes back.
 - The scheduler's own settings reach it in `additional_config["weft"]`: `scheduler_config`.
 """
-
-from weft.engine.wire.call_header import CallHeader
-
-__all__ = ["CallHeader"]
