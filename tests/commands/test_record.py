@@ -91,7 +91,10 @@ def test_what_cannot_be_recorded(weft: WeftCommand, agent: list[str], tmp_path: 
     code, _, errors = weft("record", tmp_path / "out.jsonl", "--", tmp_path / "no-such-agent")
     assert (code, errors) == (1, f"error: {tmp_path}/no-such-agent cannot be started: No such file or directory. "
                                  "Name a command to run.\n")  # fmt: skip
-    assert weft("record", tmp_path / "out.jsonl")[0] == 2
+    for forgotten in ((), ("python", "-c", "pass")):
+        code, _, errors = weft("record", tmp_path / "out.jsonl", *forgotten)
+        assert code == 2
+        assert "weft record [OPTIONS] {out} {-- COMMAND}..." in errors
 
 
 @pytest.mark.parametrize(

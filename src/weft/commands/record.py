@@ -20,7 +20,7 @@ from weft.engine.vllm_compat.versions.version import check_vllm
 
 def record(
     out: Annotated[Path, typer.Argument(help="The trace file to write. An existing trace is appended to.")],
-    command: Annotated[list[str], typer.Argument(help="The command to run, after `--`.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command to run.")],
 ) -> None:
     """Run a command, such as `-- python my_agent.py`, and record the programs on its engines as a trace."""
     out = out.absolute()
