@@ -42,6 +42,7 @@ _LOG: Final = 2048  # a reader that has missed more changes than that looks at a
 _LOOK_EVERY_S: Final = 1.0  # so often a replica looks for parts that are new
 _PAGE_BYTES: Final = 2 << 20
 _WAY_BYTES: Final = 16 << 20  # through which a worker reads what others have
+_KEPT_S: Final = 600.0  # so long others can read what a replica has left that was removed
 
 
 class SharedFolder:
@@ -50,6 +51,7 @@ class SharedFolder:
     def __init__(self) -> None:
         self._folder = RunFolder()
         self._files: dict[int, int] = {}
+        self._retired: threading.Timer | None = None
 
     def add(self, number: int) -> str:
         """Make the part of a replica. Returns the value of `VARIABLE` for its processes."""
@@ -58,8 +60,18 @@ class SharedFolder:
         link.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
         return str(link)
 
+    def retire(self, number: int) -> None:
+        """A replica will not be started again. Its programs go on elsewhere, so its part is given back after some
+        minutes only, or when another replica is retired: one such part is kept at most."""
+        if self._retired is not None:
+            self._retired.cancel()
+            self._retired.function(*self._retired.args)
+        self._retired = threading.Timer(_KEPT_S, self.remove, (number,))
+        self._retired.daemon = True
+        self._retired.start()
+
     def remove(self, number: int) -> None:
-        """Give back the part of a replica that will not be started again. Does nothing if there is none."""
+        """Give back the part of a replica. Does nothing if there is none."""
         file = self._files.pop(number, None)
         if file is not None:
             (self._folder.path / str(number)).unlink(missing_ok=True)
@@ -67,6 +79,8 @@ class SharedFolder:
 
     def close(self) -> None:
         """Let go of all parts."""
+        if self._retired is not None:
+            self._retired.cancel()
         for file in self._files.values():
             os.close(file)
         self._files.clear()

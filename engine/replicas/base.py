@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from weft.core.ids import EngineId
+from weft.core.ids import EngineId, ProgramId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
+from weft.engine.wire.control import SpillProgram, encode_control
 
 MOST_COPY_S: Final = 2.0  # that a call waits for the KV of its program to be copied
+_ASK_EVERY_S: Final = 0.005
 
 
 class ReplicaGoneError(Exception):
@@ -93,3 +96,19 @@ class Replica(ABC):
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         """Send a control message (`weft.engine.wire.control.encode_control`) to the scheduler. Returns its answer; None
         if the replica does not run, or dies before it answers."""
+
+
+async def bring_kv(source: Replica, to: Replica, program_id: ProgramId | None, most_s: float) -> None:
+    """Have the KV of a program, None: of all that have no call there, copied from a replica's device to its host
+    memory, and from there to where another replica reads it. What takes longer than `most_s` seconds is left, as from a
+    replica that dies or stands still."""
+    if not source.shares_memory:
+        return
+    message = encode_control(SpillProgram(program_id, begins=True))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            while (answer := await source.send_to_scheduler(message)) and answer["copying"]:
+                message = encode_control(SpillProgram(program_id, begins=False))
+                await asyncio.sleep(_ASK_EVERY_S)
+            if answer and answer["blocks"]:
+                await to.take_kv(source, answer["blocks"])

@@ -95,12 +95,13 @@ class LocalLauncher:
             return {}
 
     def release(self, engine_id: EngineId) -> None:
-        """Free the cores, GPUs and host memory of a replica that is gone. The logs of the last 20 such ones stay."""
+        """Free the cores and GPUs of a replica that is gone, and its host memory soon. The logs of the last 20 such
+        ones stay."""
         self._old_logs += [self._logs.pop(engine_id)] if engine_id in self._logs else []
         if len(self._old_logs) > KEPT:
             remove_log(self._old_logs.pop(0))
         if self._shared is not None:
-            self._shared.remove(int(engine_id.rpartition("/")[2]))
+            self._shared.retire(int(engine_id.rpartition("/")[2]))
         self._cores.release(engine_id)
         self._devices.release(engine_id)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Final
 
 from weft.core.errors import ReplicaLostError, WeftError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.routing.balancer import Arrival
-from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError
+from weft.engine.replicas.base import MOST_COPY_S, Replica, ReplicaGoneError, bring_kv
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.stealer import CallMovedError, UnansweredCalls
 from weft.engine.vllm.accounting import Delivered
@@ -24,10 +24,8 @@ from weft.engine.vllm_compat.names import (
     renderer_from_config,
 )
 from weft.engine.wire.call_header import decode_key, sent_later, wire_id
-from weft.engine.wire.control import SpillProgram, encode_control
 
 _AT_ONCE_S: Final = 0.001  # a shorter wait is none
-_ASK_EVERY_S: Final = 0.005
 
 
 class Router:
@@ -121,19 +119,11 @@ class Router:
             raise
 
     async def _bring_kv(self, program_id: ProgramId, engine_id: EngineId | None, to: Replica) -> None:
-        """Have the KV of a program copied from a replica's device to its host memory, and from there to where another
-        replica reads it. A replica that dies or stands still delays the call for a moment."""
+        """Have the KV of a program brought along from a replica. If that dies or stands still, the call is delayed for
+        a moment."""
         replica = self._replica(engine_id) if engine_id is not None else None
-        if replica is None or not replica.shares_memory:
-            return
-        message = encode_control(SpillProgram(program_id, begins=True))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MOST_COPY_S):
-                while (answer := await replica.send_to_scheduler(message)) and answer["copying"]:
-                    message = encode_control(SpillProgram(program_id, begins=False))
-                    await asyncio.sleep(_ASK_EVERY_S)
-                if answer and answer["blocks"]:
-                    await to.take_kv(replica, answer["blocks"])
+        if replica is not None:
+            await bring_kv(replica, to, program_id, MOST_COPY_S)
 
 
 def _sent_later(params: SamplingParams, later_s: float) -> SamplingParams:

@@ -12,12 +12,13 @@ from weft.core.ids import EngineId
 from weft.core.log import get_logger
 from weft.core.routing.replicas import ReplicaSet, ReplicaState
 from weft.engine.processes.loop_thread import settled
-from weft.engine.replicas.base import Replica
+from weft.engine.replicas.base import Replica, bring_kv
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 
 T = TypeVar("T")
 
 _WATCH_S: Final = 0.2
+_MOST_LEAVE_S: Final = 10.0  # that a replica which is removed takes to copy KV
 
 
 class Supervisor:
@@ -182,7 +183,7 @@ class Supervisor:
     # -- ending replicas
 
     async def remove(self, engine_id: EngineId, timeout_s: float | None) -> None:
-        """Let a replica finish its calls, then end it.
+        """Let a replica finish its calls and copy out the KV of its programs, then end it.
 
         Args:
             timeout_s: seconds to wait for the replica's calls. Calls that are left then are moved to another replica or
@@ -207,6 +208,7 @@ class Supervisor:
                 async with asyncio.timeout(timeout_s):
                     while self._states.calls(engine_id):  # noqa: ASYNC110  an event for each replica is not simpler
                         await asyncio.sleep(0.05)
+            await self._hand_over(replica)
             if engine_id in self._starting:
                 await asyncio.wait([self._starting[engine_id]])
         except asyncio.CancelledError:  # the replica has not been ended, so it serves on
@@ -214,6 +216,14 @@ class Supervisor:
             self._queue.dispatch_waiting()
             raise
         await settled(asyncio.ensure_future(self._finish_removal(replica)))
+
+    async def _hand_over(self, replica: Replica) -> None:
+        """Have the KV of a replica that leaves where the others find it."""
+        try:
+            if len(self._states.loads):
+                await bring_kv(replica, self._replicas[self._states.loads.least_used], None, _MOST_LEAVE_S)
+        except Exception as error:  # it is removed nevertheless
+            self._log.error("KV of a removed replica is lost", replica=replica.engine_id, reason=_describe(error))
 
     async def _finish_removal(self, replica: Replica) -> None:
         await self._end(replica)

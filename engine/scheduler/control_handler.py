@@ -76,10 +76,11 @@ class ControlHandler:
             case AbortedCalls(calls):
                 return encode_aborted(self.aborted.take(calls))
             case SpillProgram(program_id, begins):
-                view = self.table.view(program_id)
-                is_copying = view is not None and self.kv_order.spill(view, begins=begins)
-                is_done = view is not None and not is_copying
-                return {"copying": is_copying, "blocks": self.kv_order.on_host(view) if is_done else []}
+                named = (self.table.view(program_id),) if program_id is not None else self.table.idle_programs()
+                views = [view for view in named if view is not None]
+                is_copying = any([self.kv_order.spill(view, begins=begins) for view in views])  # noqa: C419  all begin
+                done = () if is_copying else views
+                return {"copying": is_copying, "blocks": [key for view in done for key in self.kv_order.on_host(view)]}
             case ExchangeService(elsewhere):
                 return dict(self.policy.exchange(elsewhere))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:

@@ -100,7 +100,7 @@ class SpillProgram(NamedTuple):
     program's blocks that are there, those of the context that was used last first.
     """
 
-    program_id: ProgramId
+    program_id: ProgramId | None  # None: of each program that has no call here, because the replica leaves
     begins: bool  # the copies; otherwise it only asks
 
 
@@ -169,8 +169,10 @@ def decode_control(data: object) -> Control | None:
         case "take_back":
             control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")), count(data.get("most_cached")))
         case "spill_program":
-            if isinstance(program_id := data.get("program_id"), str):
-                control = SpillProgram(ProgramId(program_id), data.get("begins") is True)
+            program_id = data.get("program_id")
+            if program_id is None or isinstance(program_id, str):
+                named = ProgramId(program_id) if program_id is not None else None
+                control = SpillProgram(named, data.get("begins") is True)
         case "exchange_service":
             control = ExchangeService(read_service(data.get("elsewhere")))
         case str(kind) if kind in _QUESTIONS:

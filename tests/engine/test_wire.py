@@ -325,6 +325,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeState(),
         TakeBack(((ProgramId("p"), CallId("c")),), 3, 512),
         SpillProgram(ProgramId("p"), begins=True),
+        SpillProgram(None, begins=False),
         ExchangeService({"acme": 12.5, "": -3.0}),
     ],
 )
@@ -349,7 +350,7 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert isinstance(decode_control({"type": "exchange_service", "elsewhere": message}), ExchangeService)
     assert decode_control({"type": "spill_program", "program_id": message, "begins": message}) in (
         None,
-        SpillProgram(ProgramId(str(message)), begins=message is True),
+        SpillProgram(None if message is None else ProgramId(str(message)), begins=message is True),
     )
     assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
     assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())

@@ -472,5 +472,22 @@ def simulated_threading(world: World) -> Any:
         def notify_all(self) -> None:
             """Who waits looks again by itself."""
 
+    class Timer:
+        daemon = True
+
+        def __init__(self, interval: float, function: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
+            self.interval, self.function, self.args = interval, function, args
+            self._is_cancelled = False
+
+        def start(self) -> None:
+            world.call_later(self.interval, self._end)
+
+        def cancel(self) -> None:
+            self._is_cancelled = True
+
+        def _end(self) -> None:
+            if not self._is_cancelled:
+                self.function(*self.args)
+
     locks = {"Lock": threading.Lock, "RLock": threading.RLock}
-    return SimpleNamespace(Thread=thread, Condition=Condition, Event=threading.Event, **locks)
+    return SimpleNamespace(Thread=thread, Timer=Timer, Condition=Condition, Event=threading.Event, **locks)

@@ -58,9 +58,12 @@ class FakeReplica:
 
     async def send_to_scheduler(self, message: Any) -> Any:
         self.received.append(message)
-        if not self.answers:
+        if not self.answers and message["program_id"] is not None:
             await asyncio.Event().wait()
-        return self.answers.pop(0)
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def take_kv(self, source: Any, blocks: list[bytes]) -> None:
         self.taken.append((source, blocks))

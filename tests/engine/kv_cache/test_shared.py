@@ -162,6 +162,32 @@ class TestIndex:
             Part(Path(folder.add(2)).parent / "0", SHAPE)
         folder.remove(5)  # there is none
 
+    def test_what_a_replica_has_left_that_was_removed_is_found_until_another_one_is(self, folder: SharedFolder) -> None:
+        """Its programs go on elsewhere. The memory of one such replica is kept at most."""
+        one, two, other = (opened(folder, number) for number in range(3))
+        one.publish(0, key(1))
+        two.publish(0, key(2))
+        other.look(0.0)
+        folder.retire(0)
+        other.look(10.0)
+        assert other.find(key(1)) is not None
+        folder.retire(1)
+        while other.find(key(1)) is not None:
+            time.sleep(0.01)
+        other.look(20.0)
+        assert other.find(key(2)) is not None
+
+    def test_what_a_replica_has_left_is_given_back_in_time(
+        self, folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("weft.engine.kv_cache.shared._KEPT_S", 0.0)
+        one, other = opened(folder, 0), opened(folder, 1)
+        one.publish(0, key(1))
+        other.look(0.0)
+        folder.retire(0)
+        while other.find(key(1)) is not None:
+            time.sleep(0.01)
+
     def test_a_random_history_agrees_with_a_dict(self, folder: SharedFolder) -> None:
         """A reader that has looked finds exactly what is published, in whatever order things happened."""
         rng = random.Random(0)
@@ -308,9 +334,10 @@ class TestWorkers:
             assert pool.slot_stride == 64
 
 
-def asked(h: SchedulerHarness, program: str, *, begins: bool) -> bool:
-    """Tell a scheduler that a program moves, or ask whether its contexts are being copied."""
-    return bool(h.scheduler(encode_control(SpillProgram(ProgramId(program), begins=begins)))["copying"])
+def asked(h: SchedulerHarness, program: str | None, *, begins: bool) -> bool:
+    """Tell a scheduler that a program moves, None: all of them, or ask whether their contexts are being copied."""
+    named = ProgramId(program) if program is not None else None
+    return bool(h.scheduler(encode_control(SpillProgram(named, begins=begins)))["copying"])
 
 
 class TestReplicas:
@@ -358,6 +385,24 @@ class TestReplicas:
         prompt += one.tokens["first"] + [55] * 10
         assert call(two, "second", prompt, "moves", max_tokens=8) >= len(prompt) - 10 - 16
         one.scheduler.check_integrity()
+
+    def test_a_replica_that_leaves_copies_out_all_programs(self, tmp_path: Path, folder: SharedFolder) -> None:
+        """But for those that have ended. It names the blocks once it is done."""
+        one, two = self.replicas(tmp_path, folder, blocks=40)
+        prompts = [prompt_of(number, 96) for number in range(3)]
+        for number, prompt in enumerate(prompts):
+            call(one, f"first-{number}", prompt, f"moves-{number}", max_tokens=8)
+        end(one, "moves-2")
+        one.settle()
+        assert asked(one, None, begins=True)
+        one.settle()
+        answer = one.scheduler(encode_control(SpillProgram(None, begins=False)))
+        assert answer["copying"] is False
+        assert len(set(answer["blocks"])) == 2 * 6
+        found = [
+            call(two, f"second-{number}", [*prompt, 55], f"moves-{number}") for number, prompt in enumerate(prompts)
+        ]
+        assert found == [96, 96, 0]
 
     def test_what_host_memory_has_no_room_for_is_not_waited_for(self, tmp_path: Path, folder: SharedFolder) -> None:
         one, two = self.replicas(tmp_path, folder, swap_blocks=2)

@@ -211,6 +211,32 @@ async def test_a_replica_is_drained_and_then_removed(harness: Harness) -> None:
         await harness.supervisor.remove(B, None)
 
 
+async def test_a_replica_that_is_removed_hands_over_the_kv_of_its_programs(harness: Harness) -> None:
+    """Of all at once, when its calls have ended and before it ends."""
+    harness.made[0].go_on.clear()
+    call = asyncio.create_task(harness.call())
+    await until(lambda: harness.assigned == [A])
+    harness.made[0].answers += [{"copying": True, "blocks": []}, {"copying": False, "blocks": [b"one", b"two"]}]
+    removing = asyncio.create_task(harness.supervisor.remove(A, None))
+    await until(lambda: harness.health()[0].state == "draining")
+    assert harness.made[0].received == []
+    harness.made[0].go_on.set()
+    await asyncio.gather(call, removing)
+    asked = [(message["program_id"], message["begins"]) for message in harness.made[0].received]
+    assert asked == [(None, True), (None, False)]
+    assert harness.made[1].taken == [(harness.made[0], [b"one", b"two"])]
+    assert [health.engine_id for health in harness.health()] == [B]
+
+
+async def test_a_replica_is_removed_although_its_kv_cannot_be_had(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.made[0].answers.append(RuntimeError("boom"))
+    await harness.supervisor.remove(A, None)
+    assert [health.engine_id for health in harness.health()] == [B]
+    assert [record.getMessage().count("KV of a removed replica is lost") for record in caplog.records].count(1) == 1
+
+
 async def test_draining_ends_at_its_timeout(harness: Harness) -> None:
     """The replica is stopped although it runs a call, and the call begins again on the other replica."""
     harness.made[0].go_on.clear()
@@ -324,7 +350,8 @@ def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyP
 
 
 def test_replicas_with_host_memory_get_parts_that_the_others_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part goes with its replica, and all go with the launcher. Where memory cannot be shared, each has its own."""
+    """The part of the replica that was removed last is kept, and all go with the launcher. Where memory cannot be
+    shared, each has its own."""
     from weft.engine.kv_cache.shared import VARIABLE
     from weft.engine.vllm_compat import names as vllm_api
 
@@ -336,6 +363,8 @@ def test_replicas_with_host_memory_get_parts_that_the_others_can_read(monkeypatc
     assert links[0].parent == links[1].parent
     assert all(link.exists() for link in links)
     launcher.release(EngineId("e/0"))
+    assert all(link.exists() for link in links)
+    launcher.release(EngineId("e/1"))
     assert [link.exists() for link in links] == [False, True]
     monkeypatch.setattr(os, "memfd_create", Mock(side_effect=OSError("not allowed")))
     assert launcher.make("m", with_memory).environment == {}

@@ -81,6 +81,19 @@ async def test_a_program_that_moves_finds_its_kv_though_its_replica_has_died(pai
             await push_out(pair, second)
 
 
+async def test_a_program_finds_its_kv_though_its_replica_was_removed(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The replica had it on its device only, and copied it out before it ended."""
+    first, second = (each.engine_id for each in pair.health()[pair.model])
+    with weft.Program("moves") as program:
+        await ask_at(pair, first, program, LONG)
+        await pair.remove_replica(first)
+        answer = await ask(pair, program, LONG + "six seven ", max_tokens=8)
+        account = answer["weft"]
+        assert account["fetched_tokens"] >= 4 * BLOCK_TOKENS
+        assert account["prompt_tokens"] - account["cached_tokens"] < BLOCK_TOKENS
+        assert program.row.engine_ids == [second]  # type: ignore[union-attr]
+
+
 async def test_a_program_that_moves_finds_what_only_the_device_had(pair: weft.AsyncMultiLLMEngine) -> None:
     """Its replica, which is idle and has room for all, copies the context out because the program moves."""
     first, second = (each.engine_id for each in pair.health()[pair.model])
