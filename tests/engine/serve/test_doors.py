@@ -163,6 +163,19 @@ def ask(door: Door, messages: list[dict[str, Any]], headers: dict[str, str] | No
 
 
 def test_a_door_that_is_killed_loses_and_splits_nothing(cluster: Cluster, doors: list[Door]) -> None:
+    """It is killed in the midst of the agents' streams."""
+    kill_a_door(cluster, doors)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(20))
+def test_twenty_doors_are_killed(cluster: Cluster, doors: list[Door], number: int) -> None:
+    """One after the other, each among agents whose texts are new."""
+    del number
+    kill_a_door(cluster, doors)
+
+
+def kill_a_door(cluster: Cluster, doors: list[Door]) -> None:
     """Agents without ids send each turn to another door, and one of three doors is killed in the midst of their
     streams. Who had an answer under way there sends the turn again. Each agent gets each of its answers once, is one
     program all the time, and no program has more calls than requests were sent."""
