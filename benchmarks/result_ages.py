@@ -31,6 +31,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "": (*SIMULATED, "core/routing"),
         "On real engines": ("core/routing", "engine/replicas", "benchmarks/bench_balancer.py"),
         "What a move costs": ("engine/replicas", "engine/kv_cache"),
+        "Programs that move under load": ("engine/replicas", "engine/kv_cache", "core/routing"),
     },
     "clients.md": {"": ("core/identity", "engine/serve", "tests/clients")},
     "coding-sessions.md": {"": SIMULATED, "On a real engine": LIVE},
