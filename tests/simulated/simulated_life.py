@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,8 @@ class Life:
         loop_thread = partial(SimulatedLoopThread, world)
         listener = _Complaints(world)
         with ExitStack() as stack:
+            # vLLM gives up a prompt that was not rendered within 30 s, which a suspended machine makes of a moment.
+            stack.enter_context(mock.patch.dict(os.environ, VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT="600"))
             for name, value in {
                 "weft.engine.host.frontend.LoopThread": lambda _name: loop_thread(f"engine{len(world.loops) or ''}"),
                 "anyio.to_thread.run_sync": _in_executor,  # for routes that are no coroutines

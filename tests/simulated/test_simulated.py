@@ -235,9 +235,11 @@ def test_nothing_is_lost_in_lives_that_once_went_wrong() -> None:
     and in 20001940 a history comes to a replica which computes a step of a call that was aborted. In 20004376 a replica
     dies when a whole answer has come from it, and its call has not ended yet. In 40001851 a scheduler hears of a
     program's end before it gets the last call of the program, in 60007367 a replica's own prompts wait for another
-    client's call, and in 60007522 a replica is added as the engine is shut down."""
+    client's call, and in 60007522 a replica is added as the engine is shut down. In 70000722 two steps end at once,
+    because the host stood still, and in 70001022 the machine is suspended while a prompt is rendered."""
     live((589, 500016, 5000139, 7100101, 7100503), as_then=True)
     live((10000178, 10000484, 10000492, 10001830, 20001118, 20001940, 20002022, 20004376, 40001851, 60007367, 60007522))
+    live((70000722, 70001022))
 
 
 def test_an_engine_that_was_shut_down_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
