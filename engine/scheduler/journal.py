@@ -1,8 +1,8 @@
 """A scheduler that keeps a journal of what comes to it from outside and what it decides: `weft replay` plays it again.
 
-A line is a call of a method: its name, what the scheduler read meanwhile (the clock, whether a grammar is ready, what
-other replicas have in host memory), what it was given, and what came of it. There are no texts: tokens are counted, and
-blocks of KV have numbers, which say no more than which are equal.
+The file is compressed by gzip. A line is a call of a method: its name, what the scheduler read meanwhile (the clock,
+whether a grammar is ready, what other replicas have in host memory), what it was given, and what came of it. There are
+no texts: tokens are counted, and blocks of KV have numbers, which say no more than which are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from weft.engine.wire.call_header import FIELDS
 T = TypeVar("T")
 
 VERSION: Final = 1
-MOST_BYTES: Final = 256 << 20  # of a journal, which then ends
+_GZIP: Final = 16  # zlib's sign for a stream of gzip
+SUFFIX: Final = ".journal.gz"
+MOST_BYTES: Final = 1 << 30  # of a journal, which then ends
 MOST_FILES: Final = 32  # in a folder, whose oldest ones are deleted
 _MOST_BLOCKS: Final = 1 << 19  # whose numbers are known; those that were not used for longest are forgotten
 _FLUSHED: Final = ("head", "schedule", "update_from_output", "end")  # they are on file though the process may die then
@@ -48,11 +50,12 @@ class SchedulerJournal:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in sorted(folder.glob("*.journal"))[: 1 - MOST_FILES]:
+        for old in sorted(folder.glob(f"*{SUFFIX}"))[: 1 - MOST_FILES]:
             old.unlink(missing_ok=True)
-        self.path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.journal"
-        self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8")
-        self._left_bytes = MOST_BYTES
+        self.path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}{SUFFIX}"
+        self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        # Lines are like those just before them, so 4 KiB are looked back on, which stay in a core's cache.
+        self._deflate = zlib.compressobj(1, wbits=_GZIP + 12, memLevel=5)
         self.begin()
 
     def begin(self) -> None:
@@ -101,23 +104,26 @@ class SchedulerJournal:
     def write(self, line: list[Any]) -> None:
         if not self.is_open:
             return
-        text = json.dumps(line, separators=(",", ":"), default=str) + "\n"
-        self._left_bytes -= len(text)
-        is_last = line[0] == "end" or self._left_bytes <= 0
+        is_full = False
         try:
-            self._file.write(text if self._left_bytes > 0 else '["end","the journal is full"]\n')
-            if line[0] in _FLUSHED or is_last:
+            text = json.dumps(line, separators=(",", ":"), default=str) + "\n"
+            self._file.write(self._deflate.compress(text.encode()))
+            if line[0] in _FLUSHED:
+                self._file.write(self._deflate.flush(zlib.Z_SYNC_FLUSH))
                 self._file.flush()
+                if is_full := self._file.tell() > MOST_BYTES:
+                    self._file.write(self._deflate.compress(b'["end","the journal is full"]\n'))
         except OSError as error:
             get_logger().warning("a journal cannot be written, and ends", path=str(self.path), reason=str(error))
-            is_last = True
-        if is_last:
+            is_full = True
+        if is_full or line[0] == "end":
             self.close()
 
     def close(self) -> None:
-        self.is_open = False
-        with suppress(OSError):
-            self._file.close()
+        if self.is_open:
+            self.is_open = False
+            with suppress(OSError), self._file:
+                self._file.write(self._deflate.flush())
 
 
 class JournaledScheduler(WeftScheduler):

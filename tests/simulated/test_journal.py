@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
+import random
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +47,7 @@ def lived(seeds: range, folder: Path) -> list[Path]:
         assert life.run() == [], f"seed {seed}"
         for process in life.launcher.processes:
             process.scheduler._journal.close()
-    return sorted(folder.glob("*/*.journal"))
+    return sorted(folder.glob("*/*.journal.gz"))
 
 
 def played(harness: SchedulerHarness, folder: Path) -> Path:
@@ -54,11 +57,16 @@ def played(harness: SchedulerHarness, folder: Path) -> Path:
     harness.step()
     harness.add("late", prompt=[*range(10)], max_tokens=2, program_id="p2")
     harness.run()
-    (path,) = folder.glob("*.journal")
+    (path,) = folder.glob("*.journal.gz")
     return path
 
 
 opened: list[journal.SchedulerJournal] = []
+
+
+def text_of(path: Path) -> str:
+    """The lines of a journal whose scheduler may go on."""
+    return zlib.decompressobj(wbits=31).decompress(path.read_bytes()).decode()
 
 
 def harness_of(folder: Path, journals: Path, policy: str = "atlas", **options: Any) -> SchedulerHarness:
@@ -115,8 +123,8 @@ def test_prompts_are_not_in_a_journal(tmp_path: Path) -> None:
     harness = harness_of(tmp_path / "model", tmp_path / "journals")
     harness.add("c", prompt=[123456789] * 40, max_tokens=5, program_id="p", program_name="planner", weft_note="letter")
     harness.run()
-    (path,) = (tmp_path / "journals").glob("*.journal")
-    text = path.read_text()
+    (path,) = (tmp_path / "journals").glob("*.journal.gz")
+    text = text_of(path)
     assert "planner" in text
     assert [word for word in ("123456789", "letter", *map(str, harness.tokens["c"])) if f"{word}" in text] == []
     assert path.stat().st_mode & 0o77 == 0
@@ -134,9 +142,9 @@ def test_another_decision_is_found(written: Path, monkeypatch: pytest.MonkeyPatc
 
 def changed(path: Path, name: str, change: Callable[[list[Any]], object]) -> None:
     """Change the second line of a name."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in text_of(path).splitlines()]
     change([line for line in lines if line[0] == name][1])
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +169,8 @@ def test_a_changed_line_is_found(written: Path, name: str, change: Callable[[lis
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "file has no step to replay: it is empty. Give a file of weft serve --journal"),
+        (b"", "file has no step to replay: it has no line. Give a file of weft serve --journal"),
         (b"a letter\n", "line 1, after 0 steps: this begins no journal; give a file of weft serve --journal"),
-        (b"a cut let", "has no step to replay: its last line is cut"),
         (b"\xff\xfe\n", "is not UTF-8 text"),
         (b'["head",{"version":2}]\n', "no journal of version 1 begins with"),
         (b'["head",{"version":1}]\n', "no scheduler can be made of it: KeyError"),
@@ -174,9 +181,37 @@ def test_a_changed_line_is_found(written: Path, name: str, change: Callable[[lis
 def test_a_file_that_is_no_journal_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     """The message says which line, and what was expected."""
     path = tmp_path / "file"
-    path.write_bytes(content)
+    path.write_bytes(gzip.compress(content))
     with pytest.raises(JournalError, match=message):
         replay(path)
+
+
+def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path) -> None:
+    """With what gzip says."""
+    path = tmp_path / "file"
+    path.write_bytes(b'["head",{"version":1}]\n')
+    with pytest.raises(JournalError, match="cannot be read: Not a gzipped file"):
+        replay(path)
+
+
+def test_a_file_that_is_cut_before_its_first_line_is_refused(tmp_path: Path) -> None:
+    """A process may die at once."""
+    path = tmp_path / "file"
+    for content in b"", gzip.compress(b"")[:10]:
+        path.write_bytes(content)
+        with pytest.raises(JournalError, match="file has no step to replay: it has no line"):
+            replay(path)
+
+
+def test_a_file_with_a_wrong_byte_is_refused(written: Path) -> None:
+    """The error is ours, whatever the byte does to the stream or to the line that it is in."""
+    content = written.read_bytes()
+    rng = random.Random(5)
+    for _ in range(20):
+        place = rng.randrange(200, len(content) - 5)
+        written.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        with pytest.raises(JournalError):
+            replay(written)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -187,19 +222,19 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_two_journals_in_one_file_are_refused(written: Path) -> None:
     """The second one's head is no line of the first."""
-    written.write_text(written.read_text() * 2)
+    written.write_bytes(gzip.compress(text_of(written).encode() * 2))
     with pytest.raises(JournalError, match="this is no line of a journal, or begins another one"):
         replay(written)
 
 
 def test_a_cut_journal_is_played_up_to_there(written: Path) -> None:
-    """A process that dies may leave a piece of a line."""
+    """A process that dies leaves a file without its end."""
     whole = replay(written)
-    text = written.read_text()
-    written.write_text(text[: len(text) // 2])
+    content = written.read_bytes()
+    written.write_bytes(content[: len(content) // 2])
     found = replay(written)
     assert 0 < found.steps < whole.steps
-    assert found.ends == "its last line is cut"
+    assert found.ends == "the process ended, or goes on"
 
 
 # -- bounds
@@ -207,13 +242,13 @@ def test_a_cut_journal_is_played_up_to_there(written: Path) -> None:
 
 def test_a_full_journal_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go on, and what is there comes out again."""
-    monkeypatch.setattr(journal, "MOST_BYTES", 9_000)
+    monkeypatch.setattr(journal, "MOST_BYTES", 2_000)
     harness = harness_of(tmp_path / "model", tmp_path / "journals")
     path = played(harness, tmp_path / "journals")
     assert sorted(harness.finished) == ["c0", "c1", "c2", "late"]
-    assert 8_000 < path.stat().st_size < 9_100
+    assert 2_000 < path.stat().st_size < 2_300
     found = replay(path)
-    assert found.steps > 10
+    assert found.steps > 5
     assert found.ends == "the journal is full"
 
 
@@ -221,12 +256,12 @@ def test_a_folder_has_the_newest_journals(tmp_path: Path, monkeypatch: pytest.Mo
     """Those of processes that ended long ago make way, and other files stay."""
     monkeypatch.setattr(journal, "MOST_FILES", 3)
     for number in range(5):
-        (tmp_path / f"2025010{number}T000000-00000000.journal").touch()
+        (tmp_path / f"2025010{number}T000000-00000000.journal.gz").touch()
     (tmp_path / "letter").touch()
     opened.append(journal.SchedulerJournal(tmp_path))
     assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "20250103T000000-00000000.journal",
-        "20250104T000000-00000000.journal",
+        "20250103T000000-00000000.journal.gz",
+        "20250104T000000-00000000.journal.gz",
         opened[0].path.name,
         "letter",
     ]
@@ -235,7 +270,7 @@ def test_a_folder_has_the_newest_journals(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_full_disk_ends_the_journal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler goes on without it."""
     stand_in = SimpleNamespace(**vars(os))
-    stand_in.fdopen = lambda number, *_, **__: os.fdopen(os.dup2(os.open("/dev/full", os.O_WRONLY), number), "w")
+    stand_in.fdopen = lambda number, *_, **__: os.fdopen(os.dup2(os.open("/dev/full", os.O_WRONLY), number), "wb")
     monkeypatch.setattr(journal, "os", stand_in)
     harness = harness_of(tmp_path / "model", tmp_path / "journals")
     assert played(harness, tmp_path / "journals").stat().st_size == 0
@@ -261,6 +296,6 @@ def test_a_call_that_a_journal_does_not_hold_ends_it(tmp_path: Path) -> None:
     harness.add("adapted", max_tokens=3, adapter="a")
     harness.run()
     assert harness.finished == ["plain", "adapted"]
-    (path,) = (tmp_path / "journals").glob("*.journal")
+    (path,) = (tmp_path / "journals").glob("*.journal.gz")
     found = replay(path)
     assert found == Replayed(found.steps, 1, 0, "request adapted is of a kind that journals do not hold")

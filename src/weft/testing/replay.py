@@ -6,8 +6,10 @@ calls ended is taken from the journal, and what the scheduler decides is compare
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,11 +61,11 @@ def replay(path: Path) -> Replayed:
         JournalError: The file cannot be read or is no journal, or the first line that comes out otherwise.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
             playback = _Playback(path, file)
             return _Replay(playback, playback.head()).run()
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise JournalError(f"{path} cannot be read: {reason}. Give a file of weft serve --journal.") from None
     except UnicodeDecodeError:
         raise JournalError(f"{path} is not UTF-8 text. Give a file of weft serve --journal.") from None
@@ -83,23 +85,20 @@ class _Playback(SchedulerJournal):
         """What the scheduler was."""
         line = next(self.lines(), None)
         if line is None:
-            reason = self.ends if self.number else "it is empty"
+            reason = self.ends if self.number else "it has no line"
             raise JournalError(f"{self.path} has no step to replay: {reason}. Give a file of weft serve --journal.")
         if line[0] != "head" or not isinstance(line[1], dict) or line[1].get("version") != VERSION:
             raise self.wrong(f"no journal of version {VERSION} begins with {line!r:.100}")
         return line[1]
 
     def lines(self) -> Iterator[list[Any]]:
-        """The lines to come. A process that dies may leave a piece of its last one."""
-        for text in self._texts:
+        """The lines to come. A process that is killed leaves a file without its end."""
+        while text := self._next_text():
             self.number += 1
             try:
                 line = json.loads(text)
             except ValueError:
                 line = None
-            if line is None and not text.endswith("\n"):
-                self.ends = "its last line is cut"
-                return
             if isinstance(line, list) and line[:1] == ["end"]:
                 self.ends = f"{line[-1]}"
                 return
@@ -108,6 +107,13 @@ class _Playback(SchedulerJournal):
                 raise self.wrong(f"this {what}; give a file of weft serve --journal")
             self._expected = line
             yield line
+
+    def _next_text(self) -> str:
+        """The next line, or nothing at the end."""
+        try:
+            return self._texts.readline()
+        except EOFError:  # the file is cut here
+            return ""
 
     def wrong(self, what: str) -> JournalError:
         """The error that says what is wrong with the latest line."""
