@@ -2,3 +2,7 @@
 
 `weft record`, `weft trace` and `weft sim` use them.
 """
+
+from weft.core.trace.format import TraceCall, TraceProgram
+
+__all__ = ["TraceCall", "TraceProgram"]

@@ -8,3 +8,7 @@
   `reports` for what comes back, too.
 - The scheduler's own settings reach it in `additional_config["weft"]`: `scheduler_config`.
 """
+
+from weft.engine.wire.call_header import CallHeader
+
+__all__ = ["CallHeader"]
