@@ -163,8 +163,8 @@ def _interrupts_later() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         signal.signal(signal.SIGINT, handler)
-    if pressed:
-        raise KeyboardInterrupt
+        if pressed:  # also if a worker has died of it meanwhile, which breaks the pool
+            raise KeyboardInterrupt
 
 
 def _begin(programs: Sequence[TraceProgram]) -> None:
