@@ -65,7 +65,7 @@ class SharedFolder:
         minutes only, or when another replica is retired: one such part is kept at most."""
         if self._retired is not None:
             self._retired.cancel()
-            self._retired.function(*self._retired.args)
+            self.remove(*self._retired.args)
         self._retired = threading.Timer(_KEPT_S, self.remove, (number,))
         self._retired.daemon = True
         self._retired.start()
@@ -81,9 +81,8 @@ class SharedFolder:
         """Let go of all parts."""
         if self._retired is not None:
             self._retired.cancel()
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
+        while self._files:  # one by one, as the timer may just take one
+            os.close(self._files.popitem()[1])
         self._folder.remove()
 
 

@@ -104,19 +104,20 @@ class SchedulerJournal:
     def write(self, line: list[Any]) -> None:
         if not self.is_open:
             return
-        is_full = False
+        is_last = line[0] == "end"
         try:
             text = json.dumps(line, separators=(",", ":"), default=str) + "\n"
             self._file.write(self._deflate.compress(text.encode()))
             if line[0] in _FLUSHED:
                 self._file.write(self._deflate.flush(zlib.Z_SYNC_FLUSH))
                 self._file.flush()
-                if is_full := self._file.tell() > MOST_BYTES:
+                if self._file.tell() > MOST_BYTES:
                     self._file.write(self._deflate.compress(b'["end","the journal is full"]\n'))
+                    is_last = True
         except OSError as error:
             get_logger().warning("a journal cannot be written, and ends", path=str(self.path), reason=str(error))
-            is_full = True
-        if is_full or line[0] == "end":
+            is_last = True
+        if is_last:
             self.close()
 
     def close(self) -> None:
