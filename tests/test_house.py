@@ -20,7 +20,7 @@ from weft.integrations.langchain import ChatWeft
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "explanation" / "one-call.md"
 AT_MOST = {
-    "lines": 58_340,
+    "lines": 58_345,
     "files": 347,
     "most_files_in_a_folder": 12,
     "class_names_used_twice": 0,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -313,21 +314,57 @@ def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) ->
     assert weft("sim", path, "--unit-steps", "--replay")[0] == 1
 
 
+def workers_of(process: subprocess.Popen[str]) -> list[str]:
+    """The ids of its worker processes. Other children end at once."""
+    found = []
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        with suppress(OSError):  # it has ended
+            found += [pid] if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text() else []
+    return found
+
+
 def test_ctrl_c_ends_the_workers_of_a_leaderboard_without_tracebacks(tmp_path: Path) -> None:
     """A terminal sends it to them as well, also while they start: Python would raise KeyboardInterrupt there."""
 
-    def would_raise(pid: str) -> bool:
-        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        is_worker = "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
-        return is_worker and caught is not None and bool(int(caught[1], 16) & 1 << signal.SIGINT - 1)
+    def has_started(pid: str) -> bool:
+        """Whether Python has its handler, which raises KeyboardInterrupt, or the worker its own."""
+        masks = dict(re.findall(r"^(SigCgt|SigBlk):\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
+        catches, blocks = (bool(int(masks[name], 16) & 1 << signal.SIGINT - 1) for name in ("SigCgt", "SigBlk"))
+        return catches or not blocks
 
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 1000000}]}\n')
     command = [sys.executable, "-m", "weft", "sim", trace, "--leaderboard", "--kv-tokens", "2000000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while not any(map(would_raise, children.read_text().split())):
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A process that a script has started in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        while not any(map(has_started, workers_of(process))):
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_ctrl_c_is_ignored_by_the_workers_of_a_leaderboard_in_the_background(tmp_path: Path) -> None:
+    """There the command ignores it, and cannot go on without them."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 10}]}\n')
+    with subprocess.Popen(
+        [sys.executable, "-m", "weft", "sim", trace, "--leaderboard"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
+    ) as process:
+        while not workers_of(process):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "the best plain rival" in out

@@ -154,7 +154,11 @@ def simulate_all(what: str, programs: Sequence[TraceProgram], engines: Sequence[
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Raise KeyboardInterrupt after the block. Workers that start in it are not interrupted before `_begin`."""
+    """Raise KeyboardInterrupt after the block. Workers that start in it are not interrupted before `_begin`. Where
+    Ctrl-C is ignored, as in the background of a script, they ignore it, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     pressed: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # of this thread, and so of processes that it starts
@@ -168,7 +172,8 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _begin(programs: Sequence[TraceProgram]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # not a traceback
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not a traceback
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     _programs.extend(programs)
 
