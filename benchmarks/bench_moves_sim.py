@@ -115,12 +115,13 @@ def main(
         raise typer.BadParameter(f"{joining} of {replicas} replicas cannot join; one at least has to be there.")
     known = list(read(trace))
     settings = SimSettings(replicas=replicas, kv_tokens=KV_TOKENS, host_kv_tokens=4 * KV_TOKENS)
+    engines = settings  # the load is a multiple of what all of them can take
     if joining:
-        settings = replace(settings, balancer=BalancerConfig("joining", engines=joining, programs=programs // 2))
+        engines = replace(settings, balancer=BalancerConfig("joining", engines=joining, programs=programs // 2))
     ratios = []
     for seed in track(range(first_seed, first_seed + seeds), "seeds", console=Console(stderr=True)):
         chosen = with_load(drawn(known, programs, seed), load, settings)
-        moving, staying = (latencies(chosen, replace(settings, moves_kv=each)) for each in (True, False))
+        moving, staying = (latencies(chosen, replace(engines, moves_kv=each)) for each in (True, False))
         ratios.append({measure: moving[measure] / staying[measure] for measure in MEASURES})
     table = Table("with KV that moves ÷ without", "median (lowest, highest)")
     for measure in MEASURES:
